@@ -9,9 +9,9 @@ namespace smp {
 
 namespace {
 
-/// Tells an observer of calls. A module can be intercepted at two places: the
-/// inner one of two calls of one object is not told. Nor is what is computed
-/// again (R52).
+/// Reports calls to an observer. A module can be intercepted at two places: the
+/// inner one of two calls of one object is not reported. Nor are recomputations
+/// (R52).
 class observing final : public call_interceptor {
 public:
   call_observer* observer = nullptr;
@@ -55,7 +55,7 @@ private:
     return nullptr;
   }
 
-  std::vector<const void*> calls_; // null: not told
+  std::vector<const void*> calls_; // null: not reported
 };
 
 thread_local observing of_thread;

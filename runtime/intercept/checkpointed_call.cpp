@@ -32,18 +32,18 @@ namespace ag = torch::autograd;
 
 using pass = recompute_pass::kind;
 
-/// What is kept of a tensor among the arguments.
+/// The saved state of one tensor argument.
 struct kept_argument {
   at::Tensor content = {};
   uint32_t version = 0;
-  /// A parameter, whose gradient goes its own way.
+  /// A parameter, whose gradient does not pass through this node.
   bool parameter = false;
   bool written = false; // by the call
-  /// Among those of the node, if it requires grad.
+  /// Position among the node's edges, if it requires grad.
   std::optional<uint32_t> edge = {};
 };
 
-/// What to compute again, and where it belongs. May outlive the model.
+/// A call to recompute, and its context. May outlive the model.
 struct kept_call {
   local_modules& modules;
   module_id module;
@@ -52,19 +52,19 @@ struct kept_call {
   uint32_t region;
   size_t next; // see `packed_call`
   std::vector<kept_argument> tensors = {};
-  /// Of these, those whose bytes another interceptor has; null: none (R57).
+  /// Those tensors whose bytes another interceptor holds; null: none (R57).
   std::unique_ptr<offloaded_tensors> offloaded = {};
   std::string name = {}; // for errors
   call_context context = {};
   recompute_pass again = {};
-  /// The call that makes this one, or of a single module this one itself.
+  /// The call that makes this one; for a single module, this call itself.
   call_streams::origin place = {};
   uint64_t stream = 0; // of a single module; 0: it has none
   std::weak_ptr<model_context> model = {};
   step_id step = {};
   microbatch_id microbatch = {};
   /// By input of the node: position among the tensors that the call returns,
-  /// then those that it wrote into.
+  /// followed by those that it wrote into.
   std::vector<uint32_t> results = {};
   size_t num_results = 0;
 };
@@ -138,7 +138,7 @@ private:
 
   arguments_again arguments() {
     if (auto x = std::exchange(call_.offloaded, nullptr)) {
-      released_ = true; // a file that fails does not give them again
+      released_ = true; // a failed file cannot return them
       x->put_back();
       released_ = false;
     }
@@ -166,7 +166,7 @@ private:
     return result;
   }
 
-  /// @returns what the call put out this time, as `kept_call::results` counts
+  /// @returns the outputs of this pass, numbered as in `kept_call::results`
   std::vector<at::Tensor> run(execution& ex,
                               std::vector<at::Tensor> given) const {
     auto context = call_.context;
@@ -184,7 +184,7 @@ private:
     }
     ex.rank().model()->parameters->flush();
     keep_promises(out.tensors());
-    // Nodes of what it called are complete with the answers.
+    // The nodes of its calls are complete once these are answered.
     fence(ex);
     ex.enter_module(std::move(module));
     auto result = out.tensors();
@@ -209,8 +209,8 @@ private:
     return std::optional<entered_call>{std::in_place, streams};
   }
 
-  /// Where gradients enter the graph; results would hold memory that backward
-  /// lets go of.
+  /// Edges where gradients enter the graph; results would hold memory that
+  /// backward frees.
   struct seeded_roots {
     ag::edge_list roots;
     ag::variable_list gradients;
@@ -295,7 +295,7 @@ private:
     return result;
   }
 
-  /// Tells whether anything here has a gradient.
+  /// Tells whether any argument or parameter here has a gradient.
   bool wanted() const {
     auto has = [](auto& x) { return x.requires_grad(); };
     if (std::any_of(given_.begin(), given_.end(), has))
@@ -323,7 +323,7 @@ private:
     return i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer);
   }
 
-  /// What the call may write to is kept as it was, and so is what others may.
+  /// Saves arguments that this call, or other code, may write to as copies.
   void keep_arguments() {
     may_write_ = call_.modules.may_write(kept_.region);
     for (auto& x : given_) {
@@ -358,7 +358,7 @@ private:
     return result;
   }
 
-  /// What it did not write to need not be kept twice.
+  /// Drops the copies of arguments that it did not write to.
   void note_written() {
     auto any = false;
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -388,7 +388,7 @@ private:
     return std::nullopt;
   }
 
-  /// Tells whether a write to `x` would change what is kept.
+  /// Tells whether a write to `x` would change a saved argument.
   bool shares_argument(const at::Tensor& x) const {
     return x.has_storage()
            && std::any_of(seen_.begin(), seen_.end(), [&](auto& y) {
@@ -396,7 +396,7 @@ private:
               });
   }
 
-  /// Gives results a gradient, and the arguments that were written to.
+  /// Gives a gradient to the results and to the arguments that were written to.
   void connect(std::vector<at::Tensor>& results) {
     kept_.num_results = results.size();
     std::vector<at::Tensor> outputs;
@@ -442,7 +442,7 @@ private:
       given_[i].copy_(x);
   }
 
-  /// Other interceptors may have another place for what is kept.
+  /// Lets other interceptors move the saved tensors elsewhere.
   void hand_over() {
     std::vector<at::Tensor> xs;
     for (auto& x : kept_.tensors)
@@ -456,7 +456,7 @@ private:
   execution& ex_;
   const std::vector<at::Tensor>& given_;
   unpacker in_{given_};
-  std::vector<at::Tensor> seen_; // by the code, instead of what is given
+  std::vector<at::Tensor> seen_; // by the code, instead of the given ones
   bool may_write_ = true;
   ag::edge_list edges_;
   kept_call kept_;
@@ -467,7 +467,7 @@ private:
 std::optional<invocation>
 recompute_interceptor::around(const packed_call& x, unpacker& in, packer& out) {
   auto* ex = execution::current();
-  // A method that another one of the same module calls is part of that.
+  // A method called by another method of the same module is part of that call.
   if (x.region == 0 || x.region == ex->region())
     return std::nullopt;
   return first_pass{x, *ex, in.tensors()}.run(out);

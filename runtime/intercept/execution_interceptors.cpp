@@ -19,8 +19,8 @@ namespace smp {
 
 namespace {
 
-/// Keeps microbatches in their order (R19), and gives the token back while one
-/// waits for its turn.
+/// Keeps microbatches in order (R19), and gives the token back while one waits
+/// for its turn.
 class order_interceptor final : public call_interceptor {
 public:
   void enter(const intercepted_call& x) override {
@@ -46,7 +46,7 @@ public:
 private:
   static execution* ordered(const intercepted_call& x) {
     auto* ex = x.ordered && !x.served ? execution::current() : nullptr;
-    // What backward computes again changes no state.
+    // A recomputation in backward changes no state.
     return ex != nullptr && !ex->in_backward() ? ex : nullptr;
   }
 };
@@ -70,21 +70,21 @@ private:
   }
 };
 
-/// What is kept until backward goes to a file (R57).
+/// Moves tensors that are kept until backward to a file (R57).
 class offload_interceptor final : public call_interceptor {
 public:
   std::unique_ptr<offloaded_tensors>
   keep(const std::vector<at::Tensor>& xs) override {
     auto* ex = execution::current();
     auto* store = ex != nullptr ? ex->rank().offload() : nullptr;
-    // What backward computes again, and with it calls, is needed at once.
+    // Tensors of recomputations and calls in backward are needed at once.
     return store != nullptr && !ex->in_backward()
              ? offloaded_tensors::take(*store, ex->turn(), xs)
              : nullptr;
   }
 };
 
-/// What is computed again finds the state of its first time (R52).
+/// Gives a recomputation the state of its first pass (R52).
 class state_interceptor final : public call_interceptor {
 public:
   void enter(const intercepted_call& x) override {
@@ -106,7 +106,7 @@ private:
   }
 };
 
-/// Tells the rank board which module runs.
+/// Shows the running module on the rank board.
 class activity_interceptor final : public call_interceptor {
 public:
   void enter(const intercepted_call& x) override {
@@ -120,7 +120,7 @@ public:
   }
 
 private:
-  /// What is served stands on the board already, as a whole.
+  /// A served request is already on the board, as a whole.
   static call_slot* slot_of(const intercepted_call& x) {
     return x.module && (!x.served || x.part) ? call_slot::current() : nullptr;
   }

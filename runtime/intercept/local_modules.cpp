@@ -46,7 +46,7 @@ void add_tensors(std::vector<at::Tensor>& to, unpacker& in, const value& x) {
     to.push_back(get_value<at::Tensor>(in, x));
 }
 
-/// This rank's part of a call that ranks share, of TorchScript.
+/// This rank's part of a shared call of a TorchScript module.
 invocation run_own_part(call_scope& noted, const distributed_module& how,
                         const void* object, unpacker& in,
                         const std::vector<value>& args, packer& out) {
@@ -65,7 +65,7 @@ invocation run_own_part(call_scope& noted, const distributed_module& how,
 
 } // namespace
 
-/// Of a range, that of its first child.
+/// For a range, the region of its first child.
 uint32_t local_modules::region_of(module_id module,
                                   const call_target& x) const {
   auto& map = *model_.map;
@@ -77,7 +77,7 @@ uint32_t local_modules::region_of(module_id module,
            : 0;
 }
 
-/// @returns the first child behind `x.first` that is of another region.
+/// @returns the first child after `x.first` that is in another region.
 size_t local_modules::end_of_region(module_id module,
                                     const call_target& x) const {
   auto next = x;
@@ -103,7 +103,7 @@ invocation local_modules::run(module_id module, const call_target& x,
                               unpacker& in, const std::vector<value>& args,
                               packer& out) {
   auto n = map().model().modules.at(module.value).children.size();
-  // A range that is none is refused where it runs.
+  // An invalid range is rejected where it runs.
   if (!in_graph() || (is_range(x) && (x.first >= x.last || x.last > n)))
     return run_inside({*this, module, x, args}, in, out);
   auto run_part = [&](const call_target& part, unpacker& from,
@@ -120,7 +120,7 @@ invocation local_modules::run(module_id module, const call_target& x,
     part.first = part.last;
     part.last = x.last;
     part.last = end_of_region(module, part);
-    // What moves on is let go of where it was (R57).
+    // The value moves on: drop the references to it here (R57).
     unpacker moving{found.tensors()};
     found = packer{};
     result = run_part(part, moving, {std::move(result.result)},
@@ -147,7 +147,7 @@ call_result local_modules::call(module_id module, const call_target& x,
           unpacker{out.tensors()}};
 }
 
-/// Runs the code of a call as it is.
+/// Runs the code of a call without interception.
 invocation local_modules::run_code(module_id module, const call_target& x,
                                    unpacker& in, const std::vector<value>& args,
                                    packer& out) {

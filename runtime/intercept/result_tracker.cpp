@@ -14,8 +14,8 @@ using recorded_values = c10::ArrayRef<const c10::IValue>;
 
 recorded_values recorded_inputs(const at::RecordFunction& f);
 
-/// `RecordFunction::inputs` asserts by a member that only a LibTorch built for
-/// debugging has, and so fails by chance in a program without NDEBUG.
+/// `RecordFunction::inputs` asserts on a member that only debug builds of
+/// LibTorch set, and so fails at random in a program without NDEBUG.
 template <recorded_values at::RecordFunction::*Inputs>
 struct inputs_without_assert {
   friend recorded_values recorded_inputs(const at::RecordFunction& f) {
@@ -39,7 +39,7 @@ passed_tensors::passed_tensors(std::span<const at::Tensor> xs) {
 bool passed_tensors::written() const {
   return std::ranges::any_of(entries_, [](auto& x) {
     auto impl = x.tensor.lock();
-    // What is gone by now nobody can read.
+    // A tensor that is gone cannot be read.
     return impl && at::Tensor{std::move(impl)}._version() != x.version;
   });
 }
@@ -54,7 +54,7 @@ bool passed_tensors::any_in(std::span<const at::Tensor> xs) const {
 
 // -- what callers do with results ---------------------------------------------
 
-/// An addition of results: so is what comes out.
+/// An addition of results, whose output counts as a result too.
 struct result_tracker::sum : at::ObserverContext {
   explicit sum(entry x) : of(std::move(x)) {
     // nop
@@ -139,7 +139,7 @@ result_tracker::on_begin(const at::RecordFunction& f) {
   if (!caller)
     return nullptr;
   auto [last, other] = x->operands(f, *caller);
-  // What came before the last call is waited for while that runs.
+  // Results of calls before the last one arrive while that one runs.
   if (last == nullptr || last->call != x->last_call_[caller->value])
     return nullptr;
   auto is_sum = std::string_view{f.name()} == "aten::add" && other != nullptr;

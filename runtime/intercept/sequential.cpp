@@ -29,8 +29,8 @@ namespace {
 namespace nn = torch::nn;
 
 // -- access to AnyModule::content_ --------------------------------------------
-// An explicit instantiation may name private members: the one legal way to
-// wrap a child whose type nobody knows here.
+// An explicit instantiation may name private members: the only legal way to
+// wrap a child whose type is unknown here.
 
 using content_pointer = std::unique_ptr<nn::AnyModulePlaceholder>
   nn::AnyModule::*;
@@ -108,12 +108,12 @@ std::vector<at::Tensor> tensors_in_any(std::span<nn::AnyValue> xs) {
     for (auto& x : xs)
       collect_tensors(p, x);
   } catch (const error&) {
-    // What smp cannot send does not concern those who only look.
+    // Observers ignore values that smp cannot send.
   }
   return p.tensors();
 }
 
-/// Adds the tensors in `x` as a distributed module takes them: all, in order.
+/// Adds the tensors in `x` as a distributed module expects them: all, in order.
 template <size_t I = 0>
 void add_shared(std::vector<at::Tensor>& to, nn::AnyValue& x) {
   if constexpr (I < num_carried) {
@@ -137,13 +137,13 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
   return get_any(in, *index, parts->items[1]);
 }
 
-/// Runs a child before the eyes of interceptors.
+/// Runs a child under the interceptors.
 nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
                        const hook_state& hook,
                        std::vector<nn::AnyValue>&& arguments,
                        const row_place& place = {}) {
   auto* how = hook.distributed;
-  // Of a range, which is one request, it tells who waits for peers.
+  // In a range, which is one request, this shows who waits for peers.
   call.part = how != nullptr;
   call_scope noted{call};
   if (how && !hook.translation) {
@@ -170,7 +170,7 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
   return result;
 }
 
-/// Stands for a child in a model that is only observed.
+/// Wraps a child in a model that is only observed.
 class observed_child : public nn::AnyModulePlaceholder {
 public:
   explicit observed_child(std::unique_ptr<nn::AnyModulePlaceholder> inner)
@@ -202,18 +202,18 @@ private:
 
 // -- wrapper ------------------------------------------------------------------
 
-/// What the wrappers of one Sequential share.
+/// The state that the wrappers of one Sequential share.
 struct sequential_group {
   module_id id;
   nn::SequentialImpl* object = nullptr;
   std::weak_ptr<nn::Module> alive; // of `object`
   /// The model that it was partitioned with.
   std::weak_ptr<model_context> model;
-  /// By child. Models have pointers to them while more are pushed.
+  /// By child. Models hold pointers to them while more are pushed.
   std::deque<hook_state> hooks;
 
-  /// Tells whether child `i` hands hidden states to the one behind it as it has
-  /// them if nobody else sees them: ranks share both, and no code of the user's
+  /// Tells whether child `i` may pass its hidden states on as it holds them
+  /// when no other code sees them: ranks share both children, and no user code
   /// runs when they are called.
   bool hands_on(size_t i) const {
     return i + 1 < hooks.size() && stands_in_rows(hooks[i])
@@ -253,8 +253,8 @@ public:
                      std::move(arguments), place_in_row(ex));
   }
 
-  /// Runs it as part of a range.
-  /// @param served another rank asked for it
+  /// Runs the child as part of a range.
+  /// @param served another rank requested it
   nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments, bool served,
                      const row_place& place) {
     auto& hook = group_->hooks[index_];
@@ -281,7 +281,7 @@ public:
   }
 
 private:
-  /// Of a call that is not part of a range.
+  /// Its place for a call that is not part of a range.
   row_place place_in_row(const execution* ex) const {
     if (!ex || ex->row() != group_->object)
       return {};
@@ -292,7 +292,7 @@ private:
     return {index_ == 0 || !hands_on(index_ - 1), !hands_on(index_)};
   }
 
-  /// No rank owns a child that was pushed when the model was partitioned.
+  /// No rank owns a child that was pushed after the model was partitioned.
   void refuse_later_children() const {
     auto model = group_->model.lock();
     auto known = group_->hooks.size();
@@ -307,12 +307,12 @@ private:
                     "before the first step"};
   }
 
-  /// This child ran already, as part of a range.
+  /// This child already ran, as part of a range.
   nn::AnyValue pass(execution& ex, std::vector<nn::AnyValue>&& arguments) {
     auto* x = arguments.size() == 1 ? arguments[0].try_get<at::Tensor>()
                                     : nullptr;
-    // `Sequential::forward` moves a value from child to child; a loop of the
-    // user's would keep it, and would have got the range's last value for it.
+    // `Sequential::forward` moves a value from child to child; a user's own
+    // loop keeps it, and would have received the range's last value instead.
     if (arguments.size() != 1
         || (ex.range().exclusive && x && x->use_count() != 1)) {
       ex.end_range();
@@ -325,7 +325,7 @@ private:
   nn::AnyValue call(hook_state& hook, execution* ex,
                     std::vector<nn::AnyValue>&& arguments) {
     auto last = index_ + 1;
-    // One request of what is on another rank, one region of what is on this.
+    // Children on another rank form one request, those here one region.
     while (ex && last < group_->hooks.size() && !group_->hooks[last].local
            && group_->hooks[last].owner == hook.owner
            && group_->hooks[last].region == hook.region)
@@ -391,8 +391,8 @@ std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
     group->object = &x;
     group->alive = x.weak_from_this();
   }
-  // All of them, or what was pushed since. (A copy has the group of what it was
-  // copied from.)
+  // All of them, or those pushed since. (A copy has the group of its
+  // original.)
   for (auto i = static_cast<uint32_t>(group->hooks.size());
        i < x.size() && group->object == &x; ++i) {
     auto& child = *(x.begin() + i);
@@ -435,7 +435,7 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
   auto& group = *head->group();
   for (auto i = first; i < last; ++i) {
     auto* child = wrapper(*(seq->begin() + i));
-    // Nobody sees what is between.
+    // No other code sees the values between the children.
     const row_place place{i == first || !group.hands_on(i - 1),
                           i + 1 == last || !group.hands_on(i)};
     auto result = child->serve(std::move(values), served, place);

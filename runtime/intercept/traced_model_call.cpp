@@ -10,7 +10,7 @@ namespace smp {
 
 namespace {
 
-/// Timed passes are repeated while all of them together take less, until
+/// Timed passes are repeated until they take this long together, or until
 /// several in a row found hardly anything faster.
 constexpr auto timing_budget = std::chrono::seconds{1};
 constexpr size_t stable_passes = 3;

@@ -56,7 +56,7 @@ private:
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
 };
 
-/// What a GPU was told to do is done.
+/// Waits until the GPU has finished all submitted work.
 void synchronize(bool with_gpu) {
   if (with_gpu)
     c10::impl::VirtualGuardImpl{at::kCUDA}.synchronizeDevice(0);
@@ -72,8 +72,8 @@ std::string first_line(std::string x) {
 
 // -- memory -------------------------------------------------------------------
 
-/// Notes which tensors operators make and how long they live. (LibTorch's own
-/// memory profiling complains on stderr about memory older than itself.)
+/// Tracks which tensors operators create and how long they live. (LibTorch's
+/// own memory profiling complains on stderr about memory older than itself.)
 struct tracer::memory_meter {
   using weak_storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
@@ -100,7 +100,7 @@ struct tracer::memory_meter {
 
   static void on_end(const at::RecordFunction& f, at::ObserverContext*) {
     auto* x = current();
-    // When the trace is over, the tracer itself compares and puts back state.
+    // After the trace the tracer itself compares and restores state.
     if (x && x->memory_ && x->counts() && !x->stack_.empty()) {
       for (auto& output : f.outputs())
         x->memory_->add(output, true);
@@ -116,19 +116,19 @@ struct tracer::memory_meter {
         add(y, made);
   }
 
-  /// @param made by an operator of the trace; else it was there before
+  /// @param made by an operator of the trace; else it existed before
   void add(const at::Tensor& x, bool made) {
     if (!x.defined() || !x.has_storage())
       return;
     auto* storage = x.storage().unsafeGetStorageImpl();
-    // The weak pointer keeps the address from being used again.
+    // The weak pointer keeps the address from being reused.
     auto [i, added] = known.try_emplace(storage,
                                         x.storage().getWeakStorageImpl());
     if (added && made)
       blocks.push_back({i->second, static_cast<int64_t>(x.storage().nbytes())});
   }
 
-  /// @returns bytes of all tensors that were made and are still there.
+  /// @returns the bytes of all created tensors that are still alive.
   int64_t live() {
     int64_t result = 0;
     std::erase_if(blocks, [&](const block& x) {
@@ -149,7 +149,7 @@ struct tracer::memory_meter {
 
 // -- state of the model -------------------------------------------------------
 
-/// What the model and the generators were before the trace.
+/// The state of the model and the generators before the trace.
 struct tracer::saved_state {
   struct saved_tensor {
     at::Tensor tensor;
@@ -182,7 +182,7 @@ struct tracer::saved_state {
     try {
       restore();
     } catch (const std::exception&) {
-      // Whatever ended the trace says more.
+      // The error that ended the trace tells more.
     }
     mine.swap_with_default();
   }
@@ -195,7 +195,7 @@ struct tracer::saved_state {
       auto remade = x.tensor.sizes() != x.copy.sizes()
                     || x.tensor.scalar_type() != x.copy.scalar_type();
       auto moved = x.tensor.device() != x.copy.device();
-      // A copy on write that nobody wrote to shares its bytes still.
+      // A copy-on-write tensor without writes still shares its bytes.
       if (!remade && !moved
           && (x.tensor.const_data_ptr() == x.copy.const_data_ptr()
               || at::equal(x.tensor, x.copy)))
@@ -217,9 +217,9 @@ struct tracer::saved_state {
       gpu_generator().set_state(gpu_stream);
   }
 
-  /// Parameters are rarely written to and may fill the memory, so they are
-  /// copied when that happens. Batch norm writes its buffers in a way that no
-  /// version counter shows.
+  /// Parameters are rarely written and may fill the memory, so they are copied
+  /// on write. Batch norm writes its buffers in a way that no version counter
+  /// shows.
   static at::Tensor copy_of(const at::Tensor& x, bool written) {
     // Memory from a file has no allocator to copy it with, and a write would
     // crash.
@@ -227,13 +227,13 @@ struct tracer::saved_state {
       try {
         return at::_lazy_clone(x.detach());
       } catch (const c10::Error&) {
-        // Its memory is not LibTorch's own.
+        // Its memory does not belong to LibTorch.
       }
     }
     return x.detach().clone();
   }
 
-  /// Tensors are saved one by one: copies in a list would be others.
+  /// Tensors are saved one by one: copies in a list would be different tensors.
   static at::IValue copy_of(const at::IValue& x) {
     return has_tensors(x) ? x : x.deepcopy();
   }
@@ -270,8 +270,8 @@ struct tracer::saved_state {
   std::vector<saved_tensor> tensors;
   std::set<uint32_t> changed; // buffers that any pass changed, by position
   std::vector<saved_slot> slots;
-  /// The microbatch's stream while the trace does not run, the process's while
-  /// it does.
+  /// The microbatch's stream while the trace is not running, the process's
+  /// while it is.
   random_stream mine;
   const random_stream stream; // of the microbatch, at its begin
   at::Tensor gpu_stream;
@@ -293,7 +293,7 @@ tracer::tracer(const walked_model& model, const trace_options& options,
   track_results(true);
   current_tracer = this;
   set_interceptor(interceptor::trace, this);
-  // What the step computes besides its modules is the root's.
+  // Computation of the step outside of modules belongs to the root.
   enter(module_id{0});
 }
 
@@ -329,14 +329,14 @@ void tracer::enter(module_id x) {
   f.begin = f.start = clock::now();
   f.live = memory_ && counts() ? memory_->live() : 0;
   auto& y = result_.modules.at(x.value);
-  // The step itself is no call.
+  // The step itself is not a call.
   if (counts() && !f.again && !stack_.empty()) {
     if (y.calls++ == 0)
       y.first = order_++;
   }
   stack_.push_back(f);
   unwinding_ = false;
-  result_.failed.reset(); // whatever failed before was caught
+  result_.failed.reset(); // earlier failures were caught
 }
 
 void tracer::leave() {
@@ -386,7 +386,7 @@ void tracer::on_memory() {
   f.peak = std::max(f.peak, memory_->live() - f.live - f.kept);
 }
 
-/// It takes time, which is not to be measured.
+/// Tracking takes time, which must not be measured.
 void tracer::track_results(bool on) {
   tracker_.reset();
   if (on)
@@ -411,8 +411,8 @@ void tracer::note_returned(const intercepted_call& x,
     auto i = model_.find(y);
     return i >= 0 && !model_.tensors[i].is_buffer;
   };
-  // Children of a Sequential are called together (R8): of most, the argument
-  // is a result of the one before.
+  // Children of a Sequential are called together (R8): for most, the argument
+  // is the result of the previous child.
   auto alters = !model_.modules[caller->module.value].sequential
                 && (f.arguments.written() || f.arguments.any_in(xs)
                     || std::ranges::any_of(xs, is_parameter));
@@ -449,7 +449,7 @@ void tracer::results(const intercepted_call& x,
     return;
   synchronize(options_.gpu);
   auto& stop = stack_.back().stop;
-  if (!stop) // else it was another try
+  if (!stop) // else it was a retry
     stop = clock::now();
   add_bytes(xs);
   note_returned(x, xs);

@@ -83,7 +83,7 @@ ag::variable_list backward_node::apply(ag::variable_list&& grads) {
   auto defined = [](auto& x) { return x.defined(); };
   if (std::none_of(grads.begin(), grads.end(), defined))
     return ag::variable_list(call_.arguments.size());
-  // As its forward may not have done: that one waited to learn.
+  // Even if its forward waited: that one waited only to learn.
   auto known = ex.rank().model()->promises->recorded(ex);
   auto waits = known ? known->kind == call_kind::remote : call_.waits;
   return waits ? wait(ex, std::move(grads)) : promise(ex, std::move(grads));
@@ -109,8 +109,8 @@ backward_node::outgoing backward_node::put(const ag::variable_list& grads,
   return result;
 }
 
-/// @param wanted positions of the arguments whose gradients are asked for
-/// @param pushed by wanted argument: its gradient comes with the answer
+/// @param wanted positions of the arguments whose gradients are requested
+/// @param pushed by wanted argument: its gradient comes with the reply
 call backward_node::make_call(execution& ex, outgoing x,
                               const std::vector<size_t>& wanted,
                               const std::vector<bool>& pushed) const {
@@ -163,17 +163,17 @@ ag::variable_list backward_node::promise(execution& ex,
   request->number = book.next_request(ex);
   request->why = {"'" + call_.name + "', backward", call_.owner};
   request->why.asks = request->number;
-  // Copies: this rank goes on and may add to them.
+  // Snapshot: this rank continues and may add to the gradients.
   auto x = put(grads, true);
   request->arguments = std::move(x.kept);
-  // What is not reached has no gradient, as in one process.
+  // An argument that is not reached has no gradient, as in one process.
   auto reached = reached_by(grads);
   std::vector<size_t> wanted;
   for (size_t i = 0; i < call_.arguments.size(); ++i)
     if (reached[i] && task_should_compute_output(i))
       wanted.push_back(i);
-  // Nodes that only hand gradients on would take a promise into the
-  // accumulation of a leaf, under a lock that other microbatches want.
+  // Other nodes would take a promise into the accumulation of a leaf, which
+  // waits under a lock that other microbatches need.
   for (auto i : wanted) {
     auto* next = next_edge(i).function.get();
     request->pushed.push_back(!dynamic_cast<backward_node*>(next));

@@ -13,7 +13,7 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// Gives the leaf behind it a gradient as it comes: AccumulateGrad would give
+/// Sets the gradient of the leaf behind it unchanged: AccumulateGrad would give
 /// it the strides of the leaf (R63).
 class identity_node : public ag::Node {
 public:
@@ -29,7 +29,7 @@ public:
     auto& x = grads[0];
     if (!x.defined() || !x.has_storage() || leaf_.grad().defined())
       return std::move(grads);
-    // What shares its bytes may be added to.
+    // Another holder of its bytes may add to them.
     leaf_.mutable_grad() = x.storage().use_count() > 1 ? x.clone() : x;
     return ag::variable_list(1);
   }

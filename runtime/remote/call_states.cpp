@@ -18,12 +18,12 @@ namespace {
 
 using pass = recompute_pass::kind;
 
-/// Autograd must not see that content changes: it changes back.
+/// Autograd must not see that content changes: it is changed back.
 at::Tensor content_of(const model_map& map, uint32_t tensor) {
   return map.model().tensors[tensor].tensor.variable_data();
 }
 
-/// A list that the call changes must not be changed in what is kept.
+/// The call may change a list in place, which must not change the saved one.
 c10::IValue copy_of(const c10::IValue& x) {
   return x.isTensor() || x.isObject() ? x : x.deepcopy();
 }
@@ -92,8 +92,8 @@ void call_states::enter(execution& ex, map_changes& changes, module_id module) {
     x.state = keep(ex, changes, module);
   else if (auto kept = ex.rank().calls().state(ex.step(), ex.microbatch(),
                                                x.path, module))
-    x.state = copy_of(*kept); // it may be computed once more
-  else                        // it changed nothing the first time
+    x.state = copy_of(*kept); // may be recomputed again
+  else                        // first pass changed nothing
     x.state = keep(ex, changes, module);
   if (x.again)
     recall(x);
@@ -141,7 +141,7 @@ void call_states::recall(running& x) {
   auto& map = x.changes->map();
   exchange_attributes(*x.changes, map.model().modules[x.module.value].script,
                       x.state);
-  // The code may put another tensor into the place of a buffer.
+  // The code may replace the tensor of a buffer.
   if (x.tensors.empty())
     for (auto& [t, content] : x.state.buffers)
       x.tensors.push_back(content_of(map, t));

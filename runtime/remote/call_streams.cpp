@@ -15,7 +15,7 @@ namespace smp {
 namespace {
 
 uint32_t& count_of(std::vector<call_streams::count>& xs, uint64_t module) {
-  // Most often a place calls something else than before.
+  // Usually a place calls another module than the last time.
   auto i = std::find_if(xs.rbegin(), xs.rend(),
                         [module](auto& x) { return x.first == module; });
   return i != xs.rend() ? i->second : xs.emplace_back(module, 0).second;
@@ -176,7 +176,7 @@ call_streams::call_each(const std::vector<uint64_t>& modules) {
       continue; // has no stream
     auto& made = made_.emplace_back(number(module));
     result.path = made.caller;
-    // The others follow it there as they do here.
+    // Further calls of it are counted on from there, at the owner as here.
     if (std::find(seen.begin(), seen.end(), module) != seen.end())
       continue;
     seen.push_back(module);
@@ -229,7 +229,7 @@ call_streams::repeated(const torch::autograd::Node& node, uint64_t module) {
   if (auto x = std::find_if(made_.begin(), made_.end(), repeats);
       x != made_.end())
     result.number = x->number;
-  else // it is called in backward only
+  else // called in backward only
     result.number = skipped + calls_of(module, result.caller);
   result.path = path_of_call(result.caller, module, result.number);
   result.thread = at::RecordFunction::currentThreadId();

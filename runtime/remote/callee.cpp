@@ -38,16 +38,16 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// The arguments of a call as its module gets them.
+/// The arguments of a call as its module receives them.
 struct arrived {
-  /// Where their gradients come out; undefined where none is wanted.
+  /// Leaves where their gradients come out; undefined where none is wanted.
   std::vector<at::Tensor> leaves;
-  /// What the module gets.
+  /// The tensors that the module receives.
   std::vector<at::Tensor> tensors;
   std::vector<uint32_t> versions;
 };
 
-/// @returns what stays with its owner, or is here by now as `req` needs it.
+/// @returns an object or a named result that `req` needs; both are here by now.
 at::Tensor take_object(const execution& ex, const request& req,
                        const remote_tensor& x) {
   if (x.what == remote_tensor::kind::object)
@@ -59,8 +59,8 @@ at::Tensor take_object(const execution& ex, const request& req,
   return ex.rank().objects().fetch(req.needs[x.index]);
 }
 
-/// @param shared the call does not write to its arguments, or fails: what this
-/// rank holds itself needs no copy
+/// @param shared the call does not write to its arguments, or fails: objects
+/// held by this rank need no copy
 arrived take_arguments(const execution& ex, const request& req,
                        const remote_tensors& xs, bool grad, bool shared) {
   auto& model = ex.rank().model()->map->model();
@@ -130,7 +130,7 @@ public:
     if (!args)
       throw error{error_code::protocol, "the arguments are no tuple"};
     check_indexes();
-    // Outside of inference mode, where nothing tells that an argument was
+    // Outside of inference mode, which does not track whether an argument was
     // written (R12).
     arguments_ = take_arguments(ex_, req_, asked_.tensors, asked_.context.grad,
                                 asked_.promised.has_value());
@@ -144,7 +144,7 @@ public:
       buffer.variable_data().copy_(old); // autograd sees no change
     if (!entered_modules(map_, req_).empty())
       ex_.note_state();
-    // What it called is known with its answers.
+    // The facts about its own calls are complete once they are answered.
     fence(ex_);
     return asked_.promised ? to_payload(keep_promise(out, done))
                            : to_payload(answer(out, std::move(done)));
@@ -153,7 +153,7 @@ public:
 private:
   using buffers = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
-  /// Of this rank, each with its copy.
+  /// The buffers of this rank, each with a copy.
   buffers copies_of_buffers() const {
     buffers result;
     auto& tensors = map_.model().tensors;
@@ -176,8 +176,8 @@ private:
     return result;
   }
 
-  /// The code that runs has the random numbers that it would have if it ran
-  /// where it was called (R23).
+  /// The code gets the random numbers that it would have if it ran at the call
+  /// site (R23).
   std::optional<entered_call> enter() {
     auto& streams = ex_.streams();
     auto module = map_.stream_of(req_.module);
@@ -216,7 +216,7 @@ private:
       saved.outputs[i] = ag::impl::gradient_edge(t);
   }
 
-  /// @returns what `t` is besides a result; of kind undefined if nothing.
+  /// @returns the role of `t` besides that of a result; undefined if none.
   remote_tensor place_of(const at::Tensor& t) const {
     for (uint32_t i = 0; i < arguments_.tensors.size(); ++i)
       if (t.is_same(arguments_.tensors[i]))
@@ -241,8 +241,8 @@ private:
     return remote_tensor::of(x, map_.shares_state(x));
   }
 
-  /// The caller may pass it on by its name, and may have left the content of
-  /// an earlier one here.
+  /// The caller may pass it on by name, and may have left the content of an
+  /// earlier one here.
   remote_tensor put_named(uint32_t i, const at::Tensor& t) {
     auto x = materialise(t);
     auto kept = own_copy(x);
@@ -257,7 +257,7 @@ private:
     return result;
   }
 
-  /// @returns `x` as nothing else changes it.
+  /// @returns `x` as a tensor that nothing else changes.
   at::Tensor own_copy(const at::Tensor& x) const {
     return map_.shares_state(x) ? x.detach().clone() : x.detach();
   }
@@ -265,7 +265,7 @@ private:
   std::shared_ptr<saved_call> begin_saving() const {
     auto result = std::make_shared<saved_call>();
     result->leaves = arguments_.leaves;
-    // Of arguments only who needs their content keeps it (R3).
+    // The content of arguments is kept only by nodes that need it (R3).
     for (auto& x : result->leaves)
       if (x.defined())
         drop_content(x);
@@ -277,7 +277,7 @@ private:
 
   // -- promises ---------------------------------------------------------------
 
-  /// The caller went on with what an earlier call of this kind returned.
+  /// The caller continued with the results of an earlier call of this kind.
   [[noreturn]] void break_promise(const std::string& how) {
     throw error{failure{error_code::unsupported, ex_.rank().self(),
                         ex_.module_path(),
@@ -342,7 +342,7 @@ private:
     return result;
   }
 
-  /// Keeps what backward needs, if there will be one.
+  /// Keeps the state for backward, if there will be one.
   void keep(std::shared_ptr<saved_call> x) {
     if (std::any_of(x->outputs.begin(), x->outputs.end(),
                     [](const ag::Edge& y) { return y.is_valid(); }))
@@ -373,7 +373,7 @@ private:
     return result;
   }
 
-  /// An argument whose version moved is one more output (R12).
+  /// An argument whose version changed is an additional output (R12).
   void put_written(forward_reply& result, saved_call& saved) {
     for (uint32_t i = 0; i < arguments_.tensors.size(); ++i) {
       auto& t = arguments_.tensors[i];
@@ -405,7 +405,7 @@ private:
 
 // -- backward -----------------------------------------------------------------
 
-/// Runs autograd from the outputs of `saved` for which there are gradients.
+/// Runs autograd from those outputs of `saved` that have gradients.
 void run_graph(execution& ex, const request& req, const saved_call& saved,
                const backward_request& asked) {
   if (asked.gradients.size() > saved.outputs.size())
@@ -435,7 +435,7 @@ void run_graph(execution& ex, const request& req, const saved_call& saved,
                                            false, true);
 }
 
-/// What the `k`-th wanted gradient is of.
+/// The leaf of the `k`-th wanted gradient.
 const at::Tensor& wanted_leaf(const saved_call& saved,
                               const backward_request& asked, size_t k) {
   auto argument = asked.wanted[k].argument;
@@ -455,7 +455,7 @@ backward_reply answer_gradients(const saved_call& saved,
   return result;
 }
 
-/// Gives the gradients the names under which their caller went on.
+/// Stores the gradients under the names with which their caller continued.
 promise_reply name_gradients(execution& ex, const request& req,
                              const saved_call& saved,
                              const backward_request& asked) {
@@ -463,7 +463,7 @@ promise_reply name_gradients(execution& ex, const request& req,
   for (size_t k = 0; k < asked.wanted.size(); ++k) {
     auto& leaf = wanted_leaf(saved, asked, k);
     auto grad = leaf.defined() ? leaf.grad() : at::Tensor{};
-    // Its caller counts on it, as the graph says that it may exist.
+    // Its caller relies on it, since the graph says that it may exist.
     if (!grad.defined())
       grad = at::zeros_like(leaf);
     if (asked.wanted[k].push) {
@@ -511,7 +511,7 @@ payload serve_parameter(const rank_context& rank, const model_map& map,
     own.copy_(value);
     return {};
   }
-  // Whoever updates looks at memory and not at sizes.
+  // Optimizers look at memory, not at sizes.
   if (value.sizes() != own.sizes())
     throw error{error_code::protocol,
                 "a gradient of the sizes " + c10::str(value.sizes()) + " for '"
@@ -519,7 +519,7 @@ payload serve_parameter(const rank_context& rank, const model_map& map,
                   + c10::str(own.sizes())};
   if (SMP_FAULT("doubled-reduction"))
     value = value * 2;
-  // A slice gets what all who share it contribute, and wants the mean.
+  // A slice gets contributions of all ranks that share it, and needs the mean.
   if (map.slice(index) != nullptr)
     value = value / static_cast<double>(rank.layout().size(comm_group::tp));
   if (own.grad().defined())

@@ -54,8 +54,8 @@ bool only_tensors(const value& x, request_kind op) {
     return tuple
              ? std::all_of(tuple->items.begin(), tuple->items.end(), is_tensor)
              : is_tensor(x);
-  // What a Sequential carries has its type before it; 0 is a tensor, and not
-  // one that may be missing.
+  // A value carried by a Sequential is preceded by its type; 0 is a tensor, and
+  // not an optional one.
   if (!tuple || tuple->items.size() != 2)
     return false;
   auto* type = tuple->items[0].get_if<int64_t>();
@@ -64,7 +64,7 @@ bool only_tensors(const value& x, request_kind op) {
          && only_tensors(carried, request_kind::call);
 }
 
-/// A call on its way to its owner.
+/// A call in transit to its owner.
 class outgoing_call {
 public:
   outgoing_call(execution& ex, const model_context& model, rank_id owner,
@@ -91,21 +91,21 @@ public:
     return name_;
   }
 
-  /// Goes on with promises of what `next` tells.
+  /// Continues with promises of the results that `next` predicts.
   call_result promise(value args, const promise_book::memory& known);
 
-  /// Goes on as `known` did in the step that is replayed.
-  /// @returns nothing if this is another call; `args` is what it was
+  /// Sends the call as `known` was sent in the replayed step.
+  /// @returns nullopt if this is another call; `args` is then unchanged
   std::optional<call_result>
   repeat(value& args, const std::shared_ptr<const recorded_call>& known);
 
   struct waiting {
-    /// What the next call of this kind will look for; may be empty.
+    /// Key under which the next call of this kind looks; may be empty.
     std::string kind = {};
-    /// Which results stay with their owner until somebody takes them; null: the
-    /// owner does not keep any.
+    /// Results that stay at their owner until they are used; null: the owner
+    /// keeps none.
     std::shared_ptr<const waiting_memo> memo = {};
-    /// Notes which are taken; may be null.
+    /// Records which results are used; may be null.
     taken_results_ptr taken = {};
   };
 
@@ -142,10 +142,10 @@ private:
   module_id module_;
   const call_target& target_;
   const std::vector<at::Tensor>& arguments_;
-  uint64_t number_;              // of the call, in the execution
-  call_streams::origin numbers_; // that it draws
+  uint64_t number_;              // of the call in the execution
+  call_streams::origin numbers_; // that the call draws
   std::string name_;
-  /// Those of `arguments_` that are promises; keeps them until the answer.
+  /// Those `arguments_` that are promises; kept alive until the reply.
   std::vector<promised_value_ptr> promised_;
 };
 
@@ -158,14 +158,14 @@ remote_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
   }
   if (auto i = map_.model().find(x);
       i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer))
-    // A parameter stays with its owner (R14), and so does what is elsewhere
-    // anyway.
+    // A parameter stays at its owner (R14), as does any tensor that lives
+    // elsewhere.
     return remote_tensor::parameter(static_cast<uint32_t>(i),
                                     x.requires_grad());
   return remote_tensor::of(x, snapshot || map_.shares_state(x));
 }
 
-/// Counts what is called where it is called from, as if it ran here.
+/// Numbers the call at its call site, as if it ran here.
 call_streams::origin outgoing_call::number_call() const {
   auto& streams = ex_.streams();
   switch (target_.op) {
@@ -203,7 +203,7 @@ forward_request outgoing_call::make_request(value args, bool snapshot) {
   return result;
 }
 
-/// Copies: this rank goes on and may write to its tensors. It draws no random
+/// Copies: this rank continues and may write to its tensors. It draws no random
 /// numbers, and so needs none (R23).
 forward_request outgoing_call::make_request(value args, const promise_memo& x) {
   auto result = make_request(std::move(args), true);
@@ -240,8 +240,8 @@ sent_call outgoing_call::describe_sent(request_id id, size_t outputs) const {
   return result;
 }
 
-/// An own node, made only if an output has a gradient, with edges only for
-/// arguments that have one (R10).
+/// A node for this call, made only if an output has a gradient, with edges only
+/// for arguments that have one (R10).
 std::shared_ptr<backward_node>
 outgoing_call::make_node(sent_call sent, const remote_tensors& arguments) {
   ag::edge_list edges;
@@ -278,7 +278,7 @@ call_result outgoing_call::promise(value args,
                                    const promise_book::memory& known) {
   auto memo = std::make_shared<promise_memo>();
   memo->next = known.next;
-  // What the caller took the last time comes with the answer.
+  // The reply carries the results that the caller used the last time.
   for (size_t i = 0; i < known.next->tensors.size(); ++i)
     memo->push.push_back(known.taken && known.taken->find(i).value_or(false));
   auto asked = make_request(std::move(args), *memo);
@@ -411,7 +411,7 @@ outgoing_call::take_results(const forward_reply& reply) const {
   return result;
 }
 
-/// Gives those results a gradient that have one at the owner.
+/// Gives a gradient to those results that have one at the owner.
 void outgoing_call::connect(const std::vector<at::Tensor>& results,
                             const remote_tensors& arguments, request_id id,
                             forward_reply& reply) {
@@ -432,8 +432,8 @@ void outgoing_call::connect(const std::vector<at::Tensor>& results,
   }
 }
 
-/// Makes promises of results that their owner keeps under their names: which
-/// of them the caller takes is known when it did.
+/// Makes promises of results that their owner keeps by name: which of them the
+/// caller uses is known only when it does.
 void outgoing_call::name_results(std::vector<at::Tensor>& tensors,
                                  const response& answer,
                                  const forward_reply& reply,
@@ -524,7 +524,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     ex.note_state();
   if (attribute || book.waits(*model->map, module, x))
     return out.wait(std::move(all), {});
-  // A replayed step asks nothing: its record knows.
+  // A replayed step needs no prediction: its record has the answer.
   auto recorded = book.recorded(ex);
   if (recorded && recorded->kind != call_kind::promise)
     return out.wait(
@@ -539,7 +539,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     return out.wait(std::move(all), {.kind = std::move(kind)});
   if (known->next)
     return out.promise(std::move(all), *known);
-  // Code that smp does not see may write to what it returned.
+  // Code invisible to smp may write to tensors that it returned.
   if (!model->map->order().unseen().empty())
     return out.wait(std::move(all), {});
   auto memo = std::make_shared<waiting_memo>();
@@ -558,7 +558,7 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   auto b = promised_value_of(xs[1]);
   auto* ex = execution::current();
   auto alpha = stack[n - 1].toScalar();
-  // What is here by now costs nothing to add here.
+  // Operands that are already here are added here at no cost.
   if (!a || !b || !ex || a->here() || b->here()
       || a->id().owner != b->id().owner || a->what().dtype != b->what().dtype
       || !alpha.isIntegral(false) || alpha.toLong() != 1)

@@ -44,7 +44,7 @@ std::vector<module_id> entered_modules(const model_map& map, const request& x) {
         break;
     }
   } catch (const std::exception&) {
-    // Whoever serves it will say what is wrong with it.
+    // The code that serves the request reports the error.
     result.clear();
   }
   return result;

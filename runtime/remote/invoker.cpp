@@ -11,7 +11,7 @@ namespace smp {
 
 namespace {
 
-/// Filled before main and by libraries that are loaded later.
+/// Filled before main, and by libraries that are loaded later.
 struct registry {
   std::mutex mutex;
   std::map<uint64_t, std::pair<std::string, invoker_function>> functions;

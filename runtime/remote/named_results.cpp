@@ -76,7 +76,7 @@ completion_ptr named_results::arrival(object_id id) {
 }
 
 void named_results::drop(object_id id) {
-  // A tensor may take an autograd graph along: not under the lock.
+  // Destroying a tensor may destroy an autograd graph: not under the lock.
   entries::node_type gone;
   std::lock_guard guard{mutex_};
   if (auto i = entries_.find(id);

@@ -40,7 +40,7 @@ struct object_store::slot {
 
 struct object_store::fetching : completion {
   at::Tensor tensor;     // once done
-  bool released = false; // forget it as soon as it is done
+  bool released = false; // drop it as soon as it is done
 };
 
 object_store::object_store(fabric& x) : fabric_(x) {
@@ -77,8 +77,8 @@ const object_store::slot* object_store::find_slot(object_id id) const {
            : nullptr;
 }
 
-/// @returns the tensor of the slot. It must go after the lock did: with it may
-/// go an autograd graph whose nodes release objects themselves.
+/// @returns the tensor of the slot. Destroy it after releasing the lock: it may
+/// hold an autograd graph whose nodes release objects themselves.
 at::Tensor object_store::free_slot(slot& x) {
   x.bytes = {};
   x.released_by.clear();
@@ -129,7 +129,7 @@ at::Tensor object_store::fetch(object_id id) {
   return f->tensor;
 }
 
-/// @returns the fetch of `id` that is under way or done, or begins one.
+/// @returns the fetch of `id` that is in flight or done, or begins one.
 object_store::fetching_ptr object_store::join(object_id id) {
   fetching_ptr result;
   {
@@ -142,7 +142,7 @@ object_store::fetching_ptr object_store::join(object_id id) {
     f = std::make_shared<fetching>();
     result = f;
   }
-  // The store may be gone when the fabric calls.
+  // The store may be destroyed before the fabric calls back.
   send(id.owner, object_fetch{without_owner(id)},
        [weak = std::weak_ptr{result}](const failure& why) {
          if (auto f = weak.lock(); f && why)
@@ -151,7 +151,7 @@ object_store::fetching_ptr object_store::join(object_id id) {
   return result;
 }
 
-/// A failed fetch is no answer for those who ask later.
+/// A failed fetch must not answer later callers.
 void object_store::forget_failed(object_id id, const fetching_ptr& x) {
   std::lock_guard guard{mutex_};
   if (auto i = fetched_.find(id);
@@ -280,7 +280,7 @@ void object_store::forget(const std::vector<object_id>& ids) {
         fetched_.erase(i);
       }
   }
-  // Nothing if it came; else nobody needs it any more.
+  // A no-op if it arrived; else nothing needs it any more.
   for (auto& x : gone)
     x->fail({error_code::cancelled, fabric_.self(), {}, "the step is over"});
 }
@@ -345,7 +345,7 @@ void object_store::release(std::vector<object_id> ids) {
       if (i->second->done()) {
         gone.push_back(i->second->tensor);
         fetched_.erase(i);
-      } else { // somebody here still waits for it
+      } else { // a caller here still waits for it
         i->second->released = true;
       }
     }

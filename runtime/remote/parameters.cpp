@@ -30,14 +30,14 @@ request_head about(request_kind what, uint32_t tensor) {
   return result;
 }
 
-/// Takes the gradient of a parameter of another rank to its owner (R14):
-/// whatever consumes the parameter, or a copy, sends its gradient here.
+/// Sends the gradient of another rank's parameter to its owner (R14): every
+/// consumer of the parameter, or of a copy, passes its gradient here.
 class remote_parameter_gradient : public ag::Node {
 public:
   remote_parameter_gradient(rank_id owner, module_id module, uint32_t tensor,
                             std::string name, at::Tensor parameter)
-    // Runs as soon as it is ready, like the node that adds to the gradient of a
-    // leaf: with a sequence number of this thread, chance would order it.
+    // Runs as soon as it is ready, like the node that accumulates a leaf's
+    // gradient: a sequence number of this thread would order it at random.
     : Node(std::numeric_limits<uint64_t>::max()),
       owner_(owner),
       module_(module),
@@ -103,7 +103,7 @@ remote_parameters::~remote_parameters() = default;
 void remote_parameters::replace(uint32_t tensor) {
   auto& t = map_.model().tensors[tensor].tensor;
   std::shared_ptr<ag::Node> gradient;
-  // What is frozen now may require grad later.
+  // A parameter that is frozen now may require grad later.
   if (ag::isDifferentiableType(t.scalar_type())) {
     gradient = {new remote_parameter_gradient(map_.tensor_owner(tensor),
                                               map_.home(tensor), tensor,
@@ -171,19 +171,19 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
   flush();
   if (t.is_buffer)
     ex.note_state();
-  // A computed order knows requests, but not who waits for the fetch of another
-  // microbatch: it could let that one wait for this one.
+  // A computed order knows requests, but not which execution waits for the
+  // fetch of another microbatch: it could make that one wait for this one.
   auto alone = rank_.records().fixed_order()
                || (promises_.on() && rank_.records().active());
   std::pair key{tensor, alone ? ex.id() : request_id{}};
   auto c = ask({about(request_kind::read_tensor, tensor), {}}, "value");
-  // A copy made for one microbatch serves others, which may need its graph.
+  // A copy fetched for one microbatch serves others, which may need its graph.
   std::optional<c10::InferenceMode> off;
   if (c10::InferenceMode::is_enabled())
     off.emplace(false);
   std::shared_ptr<awaited<at::Tensor>> mine;
   if (!t.is_buffer) {
-    // One fetch per step, however many microbatches want it.
+    // One fetch per step, however many microbatches need it.
     std::unique_lock guard{mutex_};
     auto& known = copies_[key];
     if (known.value) {
@@ -197,7 +197,7 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
     auto answer = ex.park(std::move(c));
     auto result = to_tensor(
       from_payload<parameter_reply>(answer.body, "reply").value);
-    // Placeholders have a node of their own, which knows the owner.
+    // Placeholders have their own node, which knows the owner.
     if (t.tensor.requires_grad())
       ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
     if (mine) {
@@ -219,7 +219,7 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
 void remote_parameters::store(uint32_t tensor, const at::Tensor& x) {
   auto& ex = executing(tensor);
   if (ex.pass().what == recompute_pass::kind::again)
-    return; // it was written the first time
+    return; // written in the first pass
   ex.note_state();
   ex.park(ask({about(request_kind::write_tensor, tensor),
                to_tensor_ref(x.detach(), true)},
@@ -235,7 +235,7 @@ void remote_parameters::flush() {
   if (!ex)
     return;
   for (auto& x : ex->take_lent()) {
-    // The version tells nothing: batch norm changes statistics without it.
+    // The version proves nothing: batch norm changes statistics without it.
     if (!at::equal(x.copy.detach(), x.content)) {
       x.content = x.copy.detach().clone();
       store(x.tensor, x.content);

@@ -23,9 +23,9 @@ bool fixes_order(const execution* x) {
   return x && x->rank().records().fixed_order();
 }
 
-/// Waits until `x` is done, which needs the answers to `promises`. Where the
-/// order of a step is fixed this parks in any case, and goes on in its turn:
-/// whether `x` is done by now is a matter of timing.
+/// Waits until `x` is done, which needs the replies to `promises`. In a step
+/// with a fixed order this always parks, and continues in its turn: whether
+/// `x` is done by now depends on timing.
 void await_answers(const completion_ptr& x, const wait_reason& why,
                    std::vector<uint64_t> promises) {
   auto* ex = execution::current();
@@ -37,14 +37,14 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
   ex->park(std::move(c));
 }
 
-/// @returns what answered `x` in the step that is replayed, without contents.
+/// @returns the reply to `x` in the replayed step, without contents.
 promise_reply answer_in(const recorded_call& x) {
   auto& form = x.answered;
   payload answer{form.bytes, std::vector<tensor_ref>(form.tensors.size())};
   return from_payload<promise_reply>(answer, "recorded reply");
 }
 
-/// The answer of `x` is here: its node knows the shapes of its gradients.
+/// The reply to `x` has arrived: its node learns the shapes of its gradients.
 void complete_node(const promised_request& x) {
   if (auto node = std::dynamic_pointer_cast<backward_node>(x.node.lock()))
     node->set_shapes(x.sizes);
@@ -114,7 +114,7 @@ promised_value::promised_value(const rank_context& rank,
 }
 
 promised_value::~promised_value() {
-  // Its content was sent, but nobody read it.
+  // Its content was sent, but never read.
   if (!content_ && request_->pushed.at(output_))
     note_taken(false);
   if (auto here = model())
@@ -122,7 +122,7 @@ promised_value::~promised_value() {
       here->promises->release(x, id_);
 }
 
-/// @returns the model in whose step this was made, or null if it is over.
+/// @returns the model, or null if the step that made this is over.
 std::shared_ptr<model_context> promised_value::model() const {
   auto rank = rank_.lock();
   return rank && generation_of(rank->step()) == id_.generation ? rank->model()
@@ -130,7 +130,7 @@ std::shared_ptr<model_context> promised_value::model() const {
 }
 
 void promised_value::note_taken(bool x) {
-  // It is news to later steps if they get it with the answer now, or do not.
+  // Later steps differ: their reply will carry it, or no longer does so.
   if (!taken_ || !taken_->note(output_, x) || x == request_->pushed.at(output_))
     return;
   if (auto here = model())
@@ -155,7 +155,7 @@ std::optional<std::vector<int64_t>> promised_value::strides() {
     auto all = answer_in(*request_->recorded).strides;
     return all ? all->at(output_) : std::vector<int64_t>{};
   }
-  // Nobody is told those of a gradient, which has the sizes of its tensor.
+  // Replies carry none for a gradient, which has the sizes of its tensor.
   if (!request_->done() || output_ >= request_->strides.size())
     return std::nullopt;
   return request_->strides[output_];
@@ -179,7 +179,7 @@ completion_ptr promised_value::content() {
   note_taken(true);
   if (request_->pushed.at(output_))
     return content_ = request_;
-  // The answer as well: then the end of the phase need not wait for it.
+  // Includes the reply: then the end of the phase need not wait for it.
   content_ = all_of({rank->objects().want(id_), request_});
   return content_;
 }
@@ -195,7 +195,7 @@ bool promised_value::waits_in_order() const {
 }
 
 void promised_value::await(const completion_ptr& x) const {
-  // After its step there is no order any more.
+  // After its step there is no order to keep.
   if (model())
     await_answers(x, why(), {request_->number});
   else
@@ -284,7 +284,7 @@ std::optional<promise_book::memory> promise_book::find(const std::string& kind,
 
 namespace {
 
-/// Tells whether a caller that goes on with `x` is right if `y` comes.
+/// Tells whether `x` is a correct prediction of the result `y`.
 bool foretells(const prediction& x, const prediction& y) {
   return x.result == y.result
          && std::equal(x.tensors.begin(), x.tensors.end(), y.tensors.begin(),
@@ -370,8 +370,8 @@ void promise_book::end_step() {
 
 namespace {
 
-/// Puts the same number in place of each: calls that differ in numbers return
-/// the same kind of tensors, as a rule.
+/// Replaces all numbers by the same one: calls that differ only in numbers
+/// usually return the same kind of tensors.
 void mask_numbers(value& x) {
   if (x.get_if<int64_t>())
     x = value::of(int64_t{0});
@@ -443,7 +443,7 @@ void send_promise(execution& ex, call c, const promised_request_ptr& x) {
   c.answer = std::move(answer);
   ex.add_outstanding(x);
   ex.send(std::move(c));
-  // One thing at a time in the whole pipeline, until there is an order. This
+  // One request at a time in the whole pipeline, until there is an order. This
   // wait has no place in it.
   auto& records = ex.rank().records();
   if (records.fixed_order() && records.note().recorded)

@@ -44,8 +44,8 @@ void rewrite_access(jit::Node& node, const script_code& code) {
   node.destroy();
 }
 
-/// Optimised code draws numbers for a dropout of 0 as well, and code that runs
-/// for the first time does not: `smp::dropout` does what eager PyTorch does.
+/// Optimised code draws numbers even for a dropout of 0, code that runs for the
+/// first time does not: `smp::dropout` does what eager PyTorch does.
 void rewrite_dropout(jit::Node& node) {
   if (node.kind() != c10::aten::dropout)
     return;
@@ -76,8 +76,8 @@ void rewrite_dropouts(jit::Graph& graph, std::set<const void*>& seen) {
   });
 }
 
-/// Keeps the code of a method under another name and puts the question in
-/// its place.
+/// Keeps the code of a method under another name and puts the lookup in its
+/// place.
 void wrap(c10::ClassType& cls, jit::Function& method) {
   auto& function = jit::toGraphFunction(method);
   auto graph = function.graph();
@@ -90,7 +90,7 @@ void wrap(c10::ClassType& cls, jit::Function& method) {
   graph->eraseOutput(0);
   std::vector<jit::Node*> nodes{graph->nodes().begin(), graph->nodes().end()};
   for (auto i = nodes.rbegin(); i != nodes.rend(); ++i)
-    (*i)->destroy(); // users before what they use
+    (*i)->destroy(); // users before their inputs
   std::vector<jit::Value*> inputs{graph->inputs().begin(),
                                   graph->inputs().end()};
   jit::WithInsertPoint here{graph->block()};

@@ -30,10 +30,10 @@ struct place {
   module_id module;
   rank_id owner;
   bool local = true;
-  /// See `model_map::recomputed`; 0 for those of other ranks.
+  /// See `model_map::recomputed`; 0 for modules of other ranks.
   uint32_t region = 0;
 
-  /// Its code is not run where it is called.
+  /// Its code does not run directly at the call site.
   bool asked() const {
     return !local || region != 0;
   }
@@ -47,8 +47,8 @@ struct place {
   }
 };
 
-/// @returns nothing for objects that are not of the session's model: their
-/// code runs where it is.
+/// @returns nullopt for objects outside of the session's model: their code runs
+/// in place.
 std::optional<place> place_of(const iv::Object& x) {
   auto model = rank_context::current_model();
   if (!model || !(model->map->partitioned() || tracer::current()))
@@ -64,7 +64,7 @@ std::optional<place> place_of(const iv::Object& x) {
   return place{std::move(model), module, owner, local, region};
 }
 
-/// The code of a method, without the question where to run it.
+/// The original code of a method, without the lookup of where to run.
 jit::Function& body_of(const iv::Object& self, const std::string& method) {
   auto type = self.type();
   if (auto* f = type->findMethod(std::string{kept_prefix} + method))
@@ -182,7 +182,7 @@ script_object child_of(const iv::Object& x, const std::string& attribute) {
   return x.getAttr(attribute).toObject();
 }
 
-/// Here, in its turn.
+/// Runs the method here, in its turn.
 c10::IValue call_here(const place* where, const script_object& self,
                       const std::string& method,
                       std::vector<c10::IValue> args) {
@@ -200,7 +200,7 @@ c10::IValue call_here(const place* where, const script_object& self,
   return run_body(call, where, self, method, std::move(args));
 }
 
-/// Here, or at the owner.
+/// Runs the method here, or at the owner.
 c10::IValue call_method(const place* where, const script_object& self,
                         const std::string& method,
                         std::vector<c10::IValue> args) {
@@ -219,8 +219,8 @@ c10::IValue run_link(const script_object& self, const chain_link& x,
                      std::move(args));
 }
 
-/// The children of a Sequential one after the other; consecutive ones on one
-/// other rank are one request (R8), those of a region are one call.
+/// Runs the children of a Sequential in order; consecutive ones on another rank
+/// are one request (R8), those of one region are one call.
 c10::IValue run_chain(const place& where, const script_object& self,
                       const std::string& method, const chain& links,
                       c10::IValue moving) {
@@ -293,8 +293,8 @@ c10::IValue run_body(call_scope& call, const place* where,
 
 // -- operations ---------------------------------------------------------------
 
-/// The interpreter turns what it catches into a bare text: the first error of
-/// an execution is kept in it (R6), that of other code here.
+/// The interpreter reduces an exception to its text. The first error of an
+/// execution is kept in the execution (R6), that of other code here.
 thread_local failure lost_error;
 
 template <class F>
@@ -312,8 +312,8 @@ void keep_error(F&& f) {
   }
 }
 
-/// Takes the inputs of an operation from the stack, where their number is the
-/// last: (self, inputs..., name).
+/// Takes the inputs of an operation from the stack, whose top is their number:
+/// (self, inputs..., name).
 struct operation {
   explicit operation(jit::Stack& stack) {
     auto n = static_cast<size_t>(jit::pop(stack).toInt());
@@ -359,7 +359,7 @@ void getattr_operation(jit::Stack& stack) {
   });
 }
 
-/// A copy from elsewhere would be changed instead of the list itself.
+/// Prevents changing a fetched copy instead of the list itself.
 void changeattr_operation(jit::Stack& stack) {
   operation x{stack};
   auto where = place_of(*x.self);
@@ -399,7 +399,7 @@ void setattr_operation(jit::Stack& stack) {
                     + " owns: store it detached"};
     auto* ex = execution::current();
     if (ex && ex->pass().what == recompute_pass::kind::again)
-      return; // it was stored the first time
+      return; // stored in the first pass
     ask(*where, x.self, request_kind::set_attribute, x.name, x.inputs,
         {attribute_type(*x.self, x.name)}, c10::NoneType::get());
   });
@@ -412,7 +412,7 @@ void dropout_operation(jit::Stack& stack) {
   stack.emplace_back(at::dropout(x, p, train));
 }
 
-// Nothing is known about what they do, so no pass moves, merges or removes
+// Passes know nothing about their effects, so none moves, merges or removes
 // them.
 const jit::RegisterOperators operations{{
   jit::Operator("smp::call(...) -> ...", call_operation,

@@ -19,8 +19,8 @@ bool is_module(const c10::TypePtr& x) {
   return type && type->is_module();
 }
 
-/// Tells whether a value of the type has a named tuple or a module in it, which
-/// only the type can tell from a tuple and a number.
+/// Tells whether a value of the type contains a named tuple or a module, which
+/// only the type distinguishes from a tuple and a number.
 bool needs_type(const c10::TypePtr& x) {
   if (auto* tuple = x->castRaw<c10::TupleType>(); tuple && tuple->schema())
     return true;
@@ -40,13 +40,13 @@ const walked_model& walked_model_of_rank() {
   return model->map->model();
 }
 
-/// A module is the same on all ranks, so its position in the walk stands for
-/// it. (Traces give shared modules to others as arguments.)
+/// Modules are the same on all ranks, so a module is sent as its position in
+/// the walk. (Traces give shared modules to others as arguments.)
 value put_module(packer& p, const c10::IValue& x) {
   auto& index = walked_model_of_rank().module_index;
   auto i = index.find(x.toObject().get());
   if (i == index.end())
-    return pack<c10::IValue>::put(p, x); // refuses it by its class
+    return pack<c10::IValue>::put(p, x); // rejects it by its class
   return value::of(static_cast<int64_t>(i->second));
 }
 
