@@ -12,8 +12,8 @@ namespace smp {
 
 namespace {
 
-/// Whatever `f` throws: those who wait for what it does must hear of that, too.
-/// @param who threw what is no `error`
+/// Catches every exception of `f`: waiting ranks must learn of the failure.
+/// @param who the rank to blame if the exception is no `error`
 /// @returns why it ended; empty if it returned
 failure failure_in(const std::function<void()>& f, rank_id who) {
   try {

@@ -1,4 +1,4 @@
-// Which gradients travel together, and when.
+// Decides which gradients share a bucket, and when buckets begin.
 
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/base/rank_context.hpp"
@@ -29,7 +29,7 @@ auto gradient_buckets::all_of(const std::vector<uint32_t>& positions)
 void gradient_buckets::share(const std::vector<optimizer_shards::owners>& xs) {
   shards_.add(xs);
   lay_out(std::vector{order_});
-  // Else whole gradients would add up until the first step has told.
+  // Otherwise whole gradients would accumulate until the first step's report.
   auto mine = layout_hash();
   agreed_ = true;
   for (auto& x : rank_.exchange().all_gather(
@@ -52,7 +52,7 @@ void gradient_buckets::lay_out(const std::vector<entry*>& order) {
 
 void gradient_buckets::put(entry& x) {
   if (rank_.layout().size(x.over) == 1)
-    return; // nobody else has it
+    return; // no other rank has it
   auto most = rank_.config().bucket_cap_mb << 20;
   auto shared = shards_.has(x.parameter);
   auto fits = [&](const bucket& b) {
@@ -60,7 +60,7 @@ void gradient_buckets::put(entry& x) {
            && b.entries.front()->parameter.options().type_equal(
              x.parameter.options());
   };
-  // The last one of its kind may have room.
+  // The last bucket of its kind may have room.
   auto last = std::find_if(buckets_.rbegin(), buckets_.rend(), fits);
   if (last == buckets_.rend() || last->bytes + x.bytes > most) {
     auto& next = buckets_.emplace_back();
@@ -80,27 +80,27 @@ uint64_t gradient_buckets::layout_hash() const {
     for (auto* x : b.entries)
       result.add(uint64_t{x->position});
   }
-  return result.get() | 1; // 0 says something else
+  return result.get() | 1; // 0 has another meaning
 }
 
-/// How often a parameter is reached before its bucket begins; 0: nobody knows.
-/// @param known how often a step of this kind reached each; null: there was
-/// none
+/// How often a parameter is reached before its bucket begins; 0: unknown.
+/// @param known how often a step of this kind reached each; null: no such step
+/// yet
 uint64_t gradient_buckets::expected_of(const entry& x,
                                        const std::vector<uint64_t>* known,
                                        size_t index) const {
   auto shared = x.bucket != nowhere && buckets_[x.bucket].shared;
   if (!shared)
     return known != nullptr ? known->at(index) : 0;
-  // Who keeps only parts has room for one microbatch. A bucket may begin any
-  // number of times, so that a guess costs no more than another one does.
+  // Sharded gradients have room for one microbatch. A bucket may begin any
+  // number of times, so a wrong guess costs no more than another round.
   auto microbatches = std::max<uint64_t>(plan_.microbatches, 1);
   return known != nullptr ? (known->at(index) + microbatches - 1) / microbatches
                           : 1;
 }
 
-/// Remembers how often entries were reached, and lets gradients that become
-/// final together travel together.
+/// Records how often entries were reached, and puts gradients that become final
+/// together into the same buckets.
 void gradient_buckets::learn(const gradient_report& all,
                              const gradient_report& first, bool agreed,
                              const std::vector<entry*>& sparse) {
@@ -128,7 +128,7 @@ void gradient_buckets::learn(const gradient_report& all,
   };
   for (auto* x : all_of(first.order))
     add(x);
-  // Nobody knows what others have in buckets that differ.
+  // If buckets differ, it is unknown what the other ranks have in theirs.
   for (size_t i = 0; i < buckets_.size() && agreed; ++i)
     for (auto* x : buckets_[i].entries)
       add(x);

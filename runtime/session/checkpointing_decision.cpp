@@ -59,7 +59,7 @@ private:
       }
   }
 
-  /// Of modules inside each other the outermost is meant that can be.
+  /// Of nested modules, chooses the outermost that can be checkpointed.
   void named() {
     list_.check("activation_checkpointing.modules");
     std::vector<bool> used(request_.patterns.size());
@@ -87,7 +87,7 @@ private:
     check_used(used);
   }
 
-  /// @returns what is not meant of a Sequential that is named
+  /// @returns the children that a named Sequential leaves out
   std::vector<uint32_t> left_out_children(uint32_t i) const {
     std::vector<uint32_t> result;
     if (is_sequential(i))
@@ -150,8 +150,8 @@ private:
         + fmt::format("{}", fmt::join(others, " and ")));
   }
 
-  /// The same of what is named: of a Sequential, children may be left out, else
-  /// nothing that is in it.
+  /// The same for a named module: a Sequential may leave children out, any
+  /// other module nothing that is in it.
   std::string why_not_named(uint32_t i) const {
     if (!is_sequential(i) || i == 0 || list_.left_out_by(i))
       return why_not_whole(i);
@@ -172,7 +172,7 @@ private:
     return why_not(i);
   }
 
-  /// Why a module cannot be computed again; empty if it can.
+  /// Why a module cannot be recomputed; empty if it can.
   std::string why_not(uint32_t i) const {
     if (i == 0)
       return "the model as a whole is not called by a module; name its parts";

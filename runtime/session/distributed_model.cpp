@@ -100,7 +100,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
   }
   if (ex->needs_grant())
     await_grant(*ex);
-  fence(*ex); // what a second backward goes through needs its shapes, too
+  fence(*ex); // a second backward needs the shapes, too
   {
     ex->streams().begin_backward();
     execution::backward_scope running{*ex};
@@ -265,7 +265,7 @@ named_tensors distributed_model_base::gradients() const {
 
 namespace {
 
-/// Whether a parameter can take its values from `x`.
+/// Tells whether a parameter can take its values from `x`.
 bool has_plain_values(const at::Tensor& x) {
   return x.defined() && !x.is_nested() && !x.is_quantized() && !x.is_meta()
          && x.layout() == c10::kStrided;
@@ -309,8 +309,8 @@ void set_tensor_parallelism(torch::nn::Module& x, bool enabled,
 
 namespace {
 
-/// Makes a parameter, to which its module has other handles, what the options
-/// say.
+/// Applies the options to a parameter in place: its module has other handles to
+/// it.
 void make_anew(const at::Tensor& x, const nn::parameter_creation_options& how) {
   if (!x.is_floating_point() || !(how.dtype || how.use_normal))
     return;

@@ -34,8 +34,8 @@ namespace smp {
 
 namespace {
 
-/// Drops placeholders and all but the first mention of tied ones, and what
-/// Adagrad, which makes its sums when it is made, has of the former.
+/// Drops placeholders and all but the first mention of tied parameters, and the
+/// state that Adagrad, whose constructor allocates its sums, has for them.
 void keep_owned(torch::optim::Optimizer& x) {
   std::set<const void*> seen;
   for (auto& group : x.param_groups()) {
@@ -48,8 +48,8 @@ void keep_owned(torch::optim::Optimizer& x) {
   }
 }
 
-/// Adagrad makes its sums when it is made: of what was cut since, they are cut
-/// as well.
+/// Adagrad's constructor allocates its sums: for parameters that were cut
+/// since, cuts the sums as well.
 void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
   auto& tensors = map.model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
@@ -65,7 +65,7 @@ void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
   }
 }
 
-/// Sums that were one number until now (`make_optimizer`) have to be written.
+/// Allocates sums that were a single number until now (`make_optimizer`).
 void unfold_sums(torch::optim::Optimizer& x) {
   for (auto& [of, state] : x.state()) {
     auto* sums = dynamic_cast<torch::optim::AdagradParamState*>(state.get());
@@ -75,9 +75,9 @@ void unfold_sums(torch::optim::Optimizer& x) {
   }
 }
 
-/// Whether replicas have parts of gradients. All ranks have to say the same, so
-/// it is no question of whether this one has any: perhaps no optimizer has
-/// parameters of its modules.
+/// Tells whether gradients are sharded over replicas. All ranks must agree, so
+/// it does not depend on whether this rank has a shard: perhaps no optimizer
+/// has parameters of its modules.
 bool shares_gradients(const rank_runtime& rank) {
   return rank.config().shard_gradients;
 }
@@ -85,7 +85,7 @@ bool shares_gradients(const rank_runtime& rank) {
 struct owned_gradient {
   uint32_t tensor; // in the walk of the model
   at::Tensor gradient;
-  /// How many ranks that are asked have it: 1 for a slice.
+  /// How many of the ranks asked have it: 1 for a slice.
   double copies = 1;
 };
 
@@ -104,8 +104,8 @@ std::vector<owned_gradient> owned_gradients(const model_state& model) {
     auto& x = tensors[i];
     if (!map.owned(i) || x.is_buffer)
       continue;
-    // Parts are what one rank of all has, whole gradients what each replica
-    // has.
+    // A shard is on one rank of all, a whole gradient on each
+    // replica.
     if (auto rows = buckets ? buckets->shards().of_rows(x.tensor)
                             : at::Tensor{};
         rows.defined())
@@ -127,12 +127,12 @@ double sum_over(const comm_group& group, const char* what, double x) {
   return sums_over(group, what, {x}).front();
 }
 
-/// @returns the elements that are there
+/// @returns the elements that are stored
 at::Tensor values_of(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
 }
 
-/// In the type of the gradient a norm would have few digits, or none.
+/// The gradient's own type would give a norm few digits, or none.
 double norm_of(const at::Tensor& gradient) {
   auto x = values_of(gradient);
   auto type = c10::isReducedFloatingType(x.scalar_type())
@@ -145,7 +145,7 @@ bool is_finite(const at::Tensor& gradient) {
   return at::isfinite(values_of(gradient)).all().item<bool>();
 }
 
-/// Lets gradients be those of another scale.
+/// Converts gradients to another loss scale.
 void rescale_gradients(const model_state& model, double factor) {
   for (auto& x : owned_gradients(model))
     x.gradient.mul_(factor);
@@ -208,7 +208,7 @@ struct distributed_optimizer::parts {
   optimizer_shards shards;
   master_weights masters;
   std::optional<weight_average> averages;
-  bool averaged = false; // what the parameters are
+  bool averaged = false; // parameters are averages
   std::shared_ptr<loss_scaler> scaler;
 };
 
@@ -295,7 +295,7 @@ bool distributed_optimizer::step() {
     at::AutoGradMode as_always{true};
     parts_->update();
   }
-  // Who goes on adding to them adds what is scaled.
+  // Later backwards add scaled gradients to these.
   if (scale != 1 && parts_->masters.empty())
     each_gradient(optimizer_, [&](at::Tensor& x) { x.mul_(scale); });
   parts_->masters.end_update(updates);
@@ -334,7 +334,7 @@ void distributed_optimizer::swap_averages() {
     }
   }
   parts_->averaged = !parts_->averaged;
-  parts_->shards.end_update(); // others hear of it
+  parts_->shards.end_update(); // sends to the other replicas
   parts_->masters.note_values();
 }
 
@@ -355,7 +355,7 @@ distributed_optimizer::part_of(const at::Tensor& parameter,
   auto* part = parts_->shards.find(parameter);
   if (part == nullptr)
     return std::nullopt;
-  // What has no axis is not cut.
+  // A scalar is not cut.
   if (parameter.dim() == 0)
     return parts_->known({part->rows, nullptr, begins, true});
   return parts_->known(
@@ -388,8 +388,8 @@ void distributed_optimizer::zero_grad() {
 double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   at::NoGradGuard no_grad;
   auto grads = owned_gradients(model.state());
-  // By tensor and not by rank: which rank has what may come from measured
-  // times, and the last bit of the sum must not.
+  // By tensor and not by rank: the assignment to ranks may follow from measured
+  // times, and the last bit of the sum must not depend on these.
   std::vector<double> squares(model.state().model().tensors.size());
   for (auto& [tensor, g, copies] : grads) {
     auto norm = norm_of(g);

@@ -8,7 +8,7 @@ namespace smp::nn {
 
 namespace {
 
-/// @param f what is asked of the position in the model
+/// @param f the question, given the position in the model
 template <class F>
 bool ask(const at::Tensor& x, F f) {
   auto& state = session::current().internals().state();

@@ -23,7 +23,7 @@ namespace smp {
 
 namespace {
 
-/// @returns the state of LibTorch of a thread that runs nothing.
+/// @returns the LibTorch thread-local state of a fresh thread.
 const at::ThreadLocalState& plain_state() {
   static const at::ThreadLocalState x;
   return x;
@@ -64,8 +64,8 @@ void executor_thread::resume(response x) {
 
 void executor_thread::run() {
   pthread_setname_np(pthread_self(), "smp.executor");
-  // Threads inherit the priority of whoever starts them, and that may be the
-  // thread that delivers messages.
+  // A thread inherits the priority of its creator, which may be the thread that
+  // delivers messages.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()),
                 ::getpriority(PRIO_PROCESS, static_cast<id_t>(::getpid())));
   // Backward must run on this thread: it is the one that may park, and on a
@@ -110,7 +110,7 @@ outcome executor_thread::execute(request x) {
     auto cause = err.cause();
     if (cause.module.empty()) {
       cause.module = module_path();
-      // What the step body itself throws, such as a wrong batch, reads better
+      // An error of the step body itself, such as a wrong batch, reads better
       // without a rank.
       if (cause.rank == no_rank && !module_path().empty())
         cause.rank = rank().self();
@@ -181,7 +181,7 @@ void executor_thread::wait(const completion_ptr& x, const wait_reason& why) {
 }
 
 void executor_thread::pause() {
-  // What is delivered on this thread meanwhile belongs to no execution.
+  // Handlers that run on this thread meanwhile belong to no execution.
   at::ThreadLocalStateGuard plain{plain_state()};
   set_current(nullptr);
   messages_.park(wake_);

@@ -24,9 +24,9 @@ namespace smp {
 
 namespace {
 
-/// What a rank tells of its arguments, as all tell equally much: a hash of all
-/// forms, their number, and of as many as there is room for type, number of
-/// axes and sizes.
+/// A rank's description of its arguments, of the same size on all ranks: a hash
+/// of all forms, their number, and for as many as fit the type, number of axes
+/// and sizes.
 constexpr size_t room = 64;
 constexpr size_t header = 2;
 
@@ -49,7 +49,7 @@ std::vector<int64_t> told_of(const packer& arguments) {
   return result;
 }
 
-/// Reads what a rank told.
+/// Reads the description of a rank.
 class forms {
 public:
   forms(uint64_t rank, const int64_t* told) : rank_(rank), told_(told) {
@@ -60,7 +60,7 @@ public:
     return number(1, std::numeric_limits<int64_t>::max());
   }
 
-  /// @returns the next one, "float32[4, 8]"; empty: there was no room for it
+  /// @returns the next form, "float32[4, 8]"; empty: it did not fit
   std::string next() {
     if (at_ + 2 > room)
       return {};
@@ -90,7 +90,7 @@ private:
   size_t at_ = header;
 };
 
-/// @returns what is said of the first difference
+/// @returns the text about the first difference
 std::string difference(uint64_t first, forms a, uint64_t second, forms b) {
   if (a.count() != b.count())
     return fmt::format("has {} tensor{} on rank {} and {} on rank {}",
@@ -128,7 +128,7 @@ void form_comparison::run(const packer& arguments) {
     std::ranges::copy(told_of(arguments), mine.mutable_data_ptr<int64_t>());
     theirs_ = async::allgather(mine, comm_group::tp, "smp.forms");
   }
-  // A schedule of the user's may begin with another one.
+  // A user's schedule may begin with another microbatch.
   wait_for_peers waiting;
   if (theirs_)
     compare_forms(get_group(comm_group::tp), theirs_->get());

@@ -25,13 +25,13 @@ namespace {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
-/// The kernels look at memory and not at strides.
+/// The kernels use the memory and ignore strides.
 bool is_plain(const at::Tensor& x) {
   return x.layout() == at::kStrided && x.is_contiguous() && x.is_cpu()
          && x.is_floating_point();
 }
 
-/// @returns whether the kernels take all parameters that have a gradient
+/// @returns whether the kernels support all parameters that have a gradient
 bool fits(Optimizer& x) {
   auto takes = [](const at::Tensor& p) {
     auto& g = p.grad();
@@ -44,7 +44,7 @@ bool fits(Optimizer& x) {
   });
 }
 
-/// @returns what `x` remembers of a parameter, or what it would begin with
+/// @returns the state of a parameter in `x`, or its initial state
 template <class State>
 State& state_of(Optimizer& x, const at::Tensor& p) {
   auto& found = x.state()[p.unsafeGetTensorImpl()];
@@ -66,7 +66,7 @@ State& adam_state_of(Optimizer& x, const at::Tensor& p, bool amsgrad) {
   return result;
 }
 
-/// What a kernel takes of a group. Types of one call are the same.
+/// The kernel arguments for a group. Types within one call are equal.
 struct adam_lists {
   at::ScalarType type;
   std::vector<at::Tensor> values, gradients, averages, squares, most, steps;
@@ -154,7 +154,7 @@ void update_sgd(Optimizer& x, OptimizerParamGroup& group) {
     l.values.push_back(p);
     l.gradients.push_back(p.grad());
     if (options.momentum() == 0)
-      continue; // nothing is remembered
+      continue; // there is no state
     auto& state = state_of<torch::optim::SGDParamState>(x, p);
     if (!state.momentum_buffer().defined()) {
       state.momentum_buffer(at::zeros_like(p, at::MemoryFormat::Preserve));
@@ -179,7 +179,7 @@ bool is_fused_sgd(Optimizer& x) {
 
 void update_fused(Optimizer& x) {
   at::NoGradGuard no_grad;
-  auto& type = typeid(x); // what is derived may do something else
+  auto& type = typeid(x); // a derived class may differ
   auto adam = type == typeid(torch::optim::Adam);
   auto adamw = type == typeid(torch::optim::AdamW);
   auto adagrad = type == typeid(torch::optim::Adagrad);

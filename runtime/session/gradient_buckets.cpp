@@ -34,7 +34,7 @@ at::Tensor dense(const at::Tensor& x) {
 
 // -- hooks --------------------------------------------------------------------
 
-/// Hears of every gradient that a parameter gets. It dies with the parameter,
+/// Called for every gradient that a parameter gets. It dies with the parameter,
 /// perhaps after everything else.
 class gradient_buckets::hook final : public ag::PostAccumulateGradHook {
 public:
@@ -53,10 +53,10 @@ private:
   entry& entry_;
 };
 
-/// Of what tensor-parallel ranks share, each has the sum over the samples of
-/// all of them, if they have other ones, and their mean is wanted. Whatever is
-/// added to the gradient is scaled, and not the gradient itself, which may hold
-/// sums of earlier steps.
+/// For a parameter that tensor-parallel ranks share, each rank has the sum
+/// over the samples of all of them, if these differ, and needs the mean.
+/// Scales the addend, not the gradient itself, which may hold sums of earlier
+/// steps.
 class gradient_buckets::share_of_slice final : public ag::FunctionPreHook {
 public:
   share_of_slice(const std::shared_ptr<gradient_buckets*>& of, uint64_t peers)
@@ -123,8 +123,8 @@ void gradient_buckets::make_memory(bucket& x) {
   int64_t begin = 0;
   for (auto* e : x.entries) {
     auto n = e->parameter.numel();
-    // A tensor with a version of its own, by which changes are noticed, and
-    // which `zero_grad` may detach: no view in the sense of autograd.
+    // A tensor with its own version, which detects changes, and which
+    // `zero_grad` may detach: not a view in the sense of autograd.
     e->view = x.memory.narrow(0, begin, n)
                 .view(e->parameter.sizes())
                 .variable_data();
@@ -176,8 +176,8 @@ void gradient_buckets::begin_step(const plan& x) {
     auto in_use = [](entry* e) {
       return e->view.defined() && e->parameter.grad().is_same(e->view);
     };
-    // Who dropped the gradients wants their memory back; who kept some of them
-    // wants them to stay as they are.
+    // A program that dropped its gradients wants their memory back; one that
+    // kept some of them wants these to stay as they are.
     if (std::ranges::none_of(b.entries, in_use)) {
       b.memory.reset();
       for (auto* e : b.entries)
@@ -208,18 +208,18 @@ void gradient_buckets::reached(entry& x) {
     return;
   shards_.collect(false);
   adopt(x);
-  // What is sparse leaves its bucket when the first step has told of it.
+  // A sparse gradient leaves its bucket once the first step has reported it.
   auto stays = ordered_ || !x.parameter.grad().is_sparse();
   if (plan_.early && stays && ++x.in_round == x.expected && --b.missing == 0)
     full_.push_back(&b);
   begin_full();
 }
 
-/// What waits for slower replicas takes memory of its own. So where gradients
-/// are kept in parts, a bucket begins when not much else is under way; until
-/// then the gradients of later microbatches are added to it. Which ones these
-/// are is a matter of timing, and so are the last places of their sum: who
-/// wants the same bits in each run has to have the memory.
+/// Buckets that wait for slower replicas take extra memory. So with sharded
+/// gradients a bucket begins only when little else is in flight; until then
+/// gradients of later microbatches are added to it. Which ones these are
+/// depends on timing, and so do the last digits of their sum: a program that
+/// needs the same bits in each run must provide the memory.
 void gradient_buckets::begin_full() {
   auto most = rank_.config().bucket_cap_mb << 20;
   auto bounded = !rank_.config().deterministic_server;
@@ -234,8 +234,8 @@ void gradient_buckets::begin_full() {
   }
 }
 
-/// The first gradient of a step moves into the bucket, where others are added
-/// to it. One that the user keeps stays where it is.
+/// The first gradient of a step moves into the bucket, and later ones are added
+/// there. A gradient that the user keeps stays where it is.
 void gradient_buckets::adopt(entry& x) {
   auto& gradient = x.parameter.mutable_grad();
   if (x.before.gradient != nullptr || !gradient.defined()
@@ -260,7 +260,7 @@ void gradient_buckets::begin(bucket& x) {
     }
     if (!gradient.is_same(e->view))
       e->view.copy_(dense(gradient));
-    // What comes from here on is late, and easy to tell.
+    // Gradients from here on are late, and easy to recognize.
     e->given = std::exchange(gradient, {});
   }
   send(x);
@@ -351,7 +351,7 @@ void gradient_buckets::average(const gradient_report& all,
   std::vector<entry*> alone;
   for (auto* x : all_of(all.changed)) {
     auto placed = x->bucket != nowhere && agreed;
-    // A bucket that travels already takes what is sparse as well.
+    // A bucket already in flight includes its sparse gradients.
     auto is_sparse = contains(all.sparse, x->position)
                      && !(placed && all.begun.at(x->bucket) > 0);
     x->apart = is_sparse;
@@ -402,7 +402,7 @@ void gradient_buckets::postpone(const gradient_report& all) {
     x->pending = x->parameter.grad().defined();
 }
 
-/// @returns gradients that came after their bucket had begun
+/// @returns the gradients that came after their bucket had begun
 auto gradient_buckets::take_late()
   -> std::vector<std::pair<entry*, at::Tensor>> {
   std::vector<std::pair<entry*, at::Tensor>> result;
@@ -439,7 +439,7 @@ void gradient_buckets::finish(bucket& x, const gradient_report& all) {
     auto given = std::exchange(e->given, {});
     if (e->apart || (!given.defined() && !contains(all.changed, e->position)))
       continue;
-    // A gradient that is the user's stays the same tensor.
+    // A gradient that the user holds stays the same tensor.
     auto keeps = given.defined() && given.layout() == at::kStrided
                  && !given.is_same(e->view);
     if (keeps)

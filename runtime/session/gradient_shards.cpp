@@ -68,8 +68,8 @@ void gradient_shards::begin(const std::vector<at::Tensor>& parameters,
     }
   }
   cut();
-  // With help an owner of the share s takes (1 + s) (n - 1) / n of the bucket
-  // all in all, and alone s (n - 1): no more, if that is up to one of it.
+  // With help, an owner of the share s receives (1 + s) (n - 1) / n of the
+  // bucket in total, alone s (n - 1): no more than that, if this is at most 1.
   auto others = static_cast<int64_t>(shares.size()) - 1;
   auto load = std::ranges::max(shares) * others <= at ? root_load::equal
                                                       : root_load::alone;
@@ -77,8 +77,8 @@ void gradient_shards::begin(const std::vector<at::Tensor>& parameters,
     next.pieces[i].done = async::reduce(next.pieces[i].input, over, roots[i],
                                         reduce_op::mean, name,
                                         call_time::of_session, load);
-  // Not before all have begun: who waits for a sum that was refused would wait
-  // for nothing.
+  // Only after all have begun: waiting for a rejected sum would never
+  // end.
   under_way_.push_back(std::move(next));
 }
 
@@ -120,7 +120,7 @@ void gradient_shards::take(const at::Tensor& parameter,
   auto rows = rows_of_gradient(gradient, x->begin, x->end);
   if (!rows.is_sparse())
     rows = rows.clone();
-  if (x->sum.defined()) // sparse cannot take dense
+  if (x->sum.defined()) // dense does not add to sparse
     rows = x->sum.is_sparse() ? rows.add(x->sum) : x->sum.add(rows);
   x->sum = rows;
 }

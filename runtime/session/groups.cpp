@@ -13,8 +13,8 @@ namespace smp {
 
 namespace {
 
-/// Of all values between two ranks: they meet in their order, whichever way a
-/// rank is named.
+/// The name of all values between two ranks: they match in order, whichever way
+/// a rank is named.
 constexpr const char* value_name = "smp.send";
 
 rank_id own_rank() {
@@ -33,8 +33,8 @@ std::string wait_name(const char* what, const comm_group& kind) {
   return std::string{"smp."} + what + '.' + to_string(kind);
 }
 
-/// A value, and the type that the sender gave it: bytes of another one might be
-/// read all the same. All ranks run one build, so that names are comparable.
+/// A value, and the type that the sender gave it: bytes of another type might
+/// parse as well. All ranks run one build, so type names are comparable.
 struct typed_value {
   std::string type;
   payload value;

@@ -19,7 +19,7 @@ std::optional<c10::ScalarType> parameter_type(const session_config& x) {
 void cast_parameters(const walked_model& model, c10::ScalarType type) {
   at::NoGradGuard no_grad;
   for (auto& t : model.tensors) {
-    auto x = t.tensor; // of which this is a handle
+    auto x = t.tensor; // a handle to the same tensor
     if (t.is_attribute || !x.defined() || !x.is_floating_point()
         || x.scalar_type() == type)
       continue;

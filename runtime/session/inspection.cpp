@@ -1,4 +1,4 @@
-// What a rank shows to who looks at the run from outside.
+// The view of a rank for tools that inspect the run from outside.
 
 #include "runtime/session/inspection.hpp"
 
@@ -16,7 +16,7 @@ namespace smp {
 
 namespace {
 
-/// For the actors of a rank to answer; an INSPECTOR waits longer.
+/// Timeout for the replies of a rank's actors; an INSPECTOR waits longer.
 constexpr std::chrono::milliseconds inspection_limit{150};
 
 } // namespace
@@ -52,7 +52,7 @@ rank_status rank_runtime::status() {
   if (std::shared_lock guard{node_mutex_}; node_)
     node_->describe(result, inspection_limit);
   else
-    result.view.complete = true; // no actors, none that is stuck
+    result.view.complete = true; // no actors, so none is stuck
   actor_entries entries{self_};
   for (auto& stage : result.comm.stages.stages)
     result.actors.push_back(entries.stage(stage));

@@ -11,13 +11,13 @@ namespace smp {
 
 namespace {
 
-/// Nothing in it can change.
+/// Tells whether nothing in `x` can change.
 bool never_changes(const c10::IValue& x) {
   return x.isNone() || x.isBool() || x.isInt() || x.isDouble()
          || x.isComplexDouble() || x.isString() || x.isDevice() || x.isEnum();
 }
 
-/// As autograd counts writes; it does not for those that inference made.
+/// The write count of autograd, which has none for inference tensors.
 uint32_t write_count(const at::Tensor& x) {
   return x.is_inference() ? 0 : static_cast<uint32_t>(x._version());
 }
@@ -29,7 +29,7 @@ void kept_attributes::keep(const model_map& map, const script_code& code) {
   drop();
   complete_ = true;
   if (map.order().unseen().empty())
-    return; // no code sets or changes any
+    return; // no code changes them
   auto& modules = map.model().modules;
   for (uint32_t i = 0; i < modules.size(); ++i) {
     auto* self = modules[i].script;
@@ -83,7 +83,7 @@ void kept_attributes::keep_tensor(const at::Tensor& x) {
   if (!x.defined())
     return;
   if (!refusal_of(x).empty())
-    complete_ = false; // no plain memory
+    complete_ = false; // not plain memory
   else
     tensors_.push_back({x, x.detach().clone(), write_count(x)});
 }
@@ -91,7 +91,7 @@ void kept_attributes::keep_tensor(const at::Tensor& x) {
 void kept_attributes::put_back(model_map& map) {
   at::NoGradGuard no_grad;
   for (auto& x : tensors_) {
-    // Who needs it for backward must not see that it was written.
+    // A backward that needs it must not see that it was written.
     if (!x.tensor.is_inference() && write_count(x.tensor) == x.version)
       continue;
     c10::InferenceMode mode{x.tensor.is_inference()};

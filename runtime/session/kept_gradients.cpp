@@ -27,8 +27,8 @@ void kept_gradients::keep(const model_map& map) {
 void kept_gradients::put_back() {
   at::NoGradGuard no_grad;
   for (auto& x : std::exchange(kept_, {})) {
-    // Whoever holds the gradient, such as a flat view of all of them, goes on
-    // seeing it.
+    // Other holders of the gradient, such as a flat view of all gradients, must
+    // keep seeing it.
     if (x.gradient.defined() && x.gradient.layout() == at::kStrided)
       x.gradient.detach().copy_(x.content);
     else if (x.gradient.defined())

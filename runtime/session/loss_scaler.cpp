@@ -11,7 +11,7 @@ namespace smp {
 
 namespace {
 
-/// Where a scale is so large that no gradient needs a larger one.
+/// Upper bound of the scale; no gradient needs a larger one.
 constexpr double largest = 0x1p32;
 
 void check(const char* key, double x, double low) {

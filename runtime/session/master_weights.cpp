@@ -16,7 +16,7 @@ uint64_t version_of(const at::Tensor& x) {
   return static_cast<uint64_t>(x._version());
 }
 
-/// Adagrad makes its sums when it is made, of the type of the parameters.
+/// Adagrad's constructor allocates its sums, with the type of the parameters.
 void widen_sums(torch::optim::OptimizerParamState& x,
                 torch::optim::OptimizerOptions& options) {
   auto* sums = dynamic_cast<torch::optim::AdagradParamState*>(&x);

@@ -44,7 +44,7 @@ model_state::model_state(const rank_context& rank, const module_marks& marks,
   cast();
 }
 
-/// To the type of parameters that the configuration wants.
+/// Casts to the parameter type that the configuration requests.
 void model_state::cast() {
   if (auto type = parameter_type(rank_.config()))
     cast_parameters(map_.model(), *type);
@@ -73,7 +73,7 @@ void model_state::rewrite_script() {
 
 void model_state::trace(random_stream stream,
                         const std::function<void()>& body) {
-  // Calls of code that was not rewritten would not be seen.
+  // Calls in code that was not rewritten would not be seen.
   partitioning_.trace([this] { rewrite_script(); }, std::move(stream), body);
 }
 
@@ -90,12 +90,12 @@ void model_state::partition() {
   auto& cfg = rank_.config();
   if (!map_.partitioned()) {
     partitioning_.rewalk();
-    cast(); // modules may have come
+    cast(); // modules may have been added
     promises_.set_waiting(map_, cfg.no_promises);
     partitioning_.place();
     rewrite_script();
     partitioning_.release(parameters_);
-    // Nobody may ask for a module before its owner is ready.
+    // No rank may request a module before its owner is ready.
     rank_.exchange().barrier(rank_.pipeline(), "smp.partitioned");
   }
   check_schedule(cfg.microbatches);
@@ -111,8 +111,8 @@ std::string model_state::full_text() const {
   return ready_ && decided ? decided->text(true) + gate_.text() : text_;
 }
 
-/// One that throws is called again at the next try: the model must not train
-/// with what that one refused.
+/// A hook that throws is called again at the next attempt: the model must not
+/// train in a state that the hook rejected.
 void model_state::call_hooks() {
   while (!hooks_.empty()) {
     hooks_.front()();
@@ -163,7 +163,7 @@ at::Tensor model_state::gradient(uint32_t tensor) const {
 // -- steps --------------------------------------------------------------------
 
 bool model_state::can_take_back() const {
-  // What ranks that only share modules may have to take back is a wrong order.
+  // Ranks that only share modules roll back only for a wrong order.
   auto needed = rank_.pipeline().size() > 1
                 || (map_.overlaps() && !map_.order().entries().empty());
   return promises_.on() && !rank_.config().fast_mode && needed
@@ -198,7 +198,7 @@ void model_state::begin_step(bool again) {
 
 void model_state::order_again(const std::set<uint32_t>& buffers) {
   map_.order().order_again(buffers);
-  // What was recorded did not wait for turns.
+  // The recorded steps did not wait for turns.
   rank_.records().outdate();
   partitioning_.set_order();
   promises_.reconsider();
@@ -206,7 +206,7 @@ void model_state::order_again(const std::set<uint32_t>& buffers) {
 
 void model_state::run_serially(const std::set<module_id>& modules) {
   rank_.sequencer().set_serial(modules);
-  // What was recorded overlapped.
+  // The recorded steps overlapped microbatches.
   rank_.records().outdate();
 }
 
@@ -217,8 +217,8 @@ void model_state::end_step(bool complete) {
     return map_.order().put_back();
   if (!order_learning_.pending())
     return;
-  // What was recorded waited for turns that nobody waits for from now on, and
-  // answered that it met state.
+  // The recorded steps waited for turns that no longer exist, and their replies
+  // said that calls met state.
   if (order_learning_.end_step())
     rank_.records().outdate();
   partitioning_.set_order();

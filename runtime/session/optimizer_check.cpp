@@ -36,7 +36,7 @@ bool inspect(Inspector& f, group_outline& x) {
 }
 
 struct optimizer_outline {
-  /// Why it fits no model of these parameters; empty: it does.
+  /// Why it fits no model with these parameters; empty: it does.
   std::string wrong;
   std::vector<group_outline> groups;
 };
@@ -55,7 +55,7 @@ std::string describe(const at::Tensor& x) {
   return c10::str(c10::toString(x.scalar_type()), " ", x.sizes());
 }
 
-/// Of optimizers that nobody here knows, nothing is compared.
+/// Options of unknown optimizer types are not compared.
 std::vector<std::pair<std::string, double>>
 known_options(torch::optim::Optimizer& x,
               torch::optim::OptimizerOptions& group) {

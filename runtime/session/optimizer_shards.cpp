@@ -26,17 +26,17 @@ namespace smp {
 
 namespace {
 
-/// Updated rows travel together up to this size, as gradients do, and alone,
-/// from memory to memory without a copy, if they are large.
+/// Updated rows are sent together up to this size, as gradients are; large ones
+/// alone, from memory to memory without a copy.
 constexpr uint64_t updates_at_once = 25 << 20;
 constexpr uint64_t travels_alone = 256 << 10;
 
-/// What has no axis is one row.
+/// A scalar is one row.
 int64_t rows_in(const at::Tensor& x) {
   return x.dim() == 0 ? 1 : x.size(0);
 }
 
-/// Adagrad makes its sums when it is made.
+/// Adagrad's constructor allocates its sums: cuts them.
 void cut_sums(torch::optim::OptimizerParamState& x, int64_t begin,
               int64_t length) {
   auto* sums = dynamic_cast<torch::optim::AdagradParamState*>(&x);
@@ -44,7 +44,7 @@ void cut_sums(torch::optim::OptimizerParamState& x, int64_t begin,
     sums->sum(rows_of(sums->sum(), begin, begin + length).clone());
 }
 
-/// @returns what `x` remembers of a parameter, no longer there; null: nothing
+/// @returns the state of a parameter, removed from `x`; null: none
 std::unique_ptr<torch::optim::OptimizerParamState>
 take_state(torch::optim::Optimizer& x, const at::Tensor& parameter) {
   auto found = x.state().find(parameter.unsafeGetTensorImpl());
@@ -57,13 +57,13 @@ take_state(torch::optim::Optimizer& x, const at::Tensor& parameter) {
 
 } // namespace
 
-/// Rows that one rank updated, on their way to the others.
+/// Rows that one rank updated, in flight to the others.
 struct optimizer_shards::transfer {
-  /// Where what comes together goes to.
+  /// The destinations of the rows that are received together.
   std::vector<at::Tensor> rows;
   tensor_future done;
 
-  /// Returns when they are there.
+  /// Returns when they have arrived.
   void arrive() {
     auto flat = done.get();
     int64_t begin = 0;
@@ -87,7 +87,7 @@ row_begins cut_rows(const std::vector<row_block>& blocks, uint64_t ranks) {
     auto size = size_of(x);
     auto& begins = result.emplace_back();
     for (uint64_t rank = 0; rank <= ranks; ++rank) {
-      // In rows of this block, where the share of `rank` begins.
+      // Where the share of `rank` begins, in rows of this block.
       auto share = all * static_cast<double>(rank) / static_cast<double>(ranks);
       auto at = size > 0 ? (share - before) / size : 0.0;
       auto row = std::round(at * static_cast<double>(x.rows));
@@ -170,7 +170,7 @@ void optimizer_shards::cut_among(const comm_group& over) {
 
 void optimizer_shards::begin_update() {
   if (rank_.config().shard_gradients)
-    return; // they have them
+    return; // already there
   for (auto& x : parts_) {
     auto& gradient = x.parameter.grad();
     auto& mine = x.rows.mutable_grad();
@@ -183,7 +183,7 @@ void optimizer_shards::begin_update() {
 }
 
 void optimizer_shards::drop_parts() {
-  // What is kept is the gradient itself.
+  // With shards the rows' gradient is the only copy, so it stays.
   for (auto& x : parts_)
     if (!rank_.config().shard_gradients)
       x.rows.mutable_grad().reset();
@@ -201,7 +201,7 @@ void optimizer_shards::end_update() {
   for (auto& c : cuts_) {
     if (c.missing.empty())
       continue;
-    // What comes goes past the version, by which one notices changes.
+    // Arrivals bypass the version counter, by which changes are detected.
     c.parameter.unsafeGetTensorImpl()->bump_version();
     make_late(
       c.parameter, [missing = std::exchange(c.missing, {}), name = c.name] {
@@ -224,7 +224,7 @@ void optimizer_shards::await_updates() {
   for (auto& c : cuts_)
     await_late(c.parameter);
   for (auto& x : std::exchange(under_way_, {}))
-    x->arrive(); // of this rank: the others have them
+    x->arrive(); // this rank's own transfers
 }
 
 optimizer_shards::~optimizer_shards() {
@@ -232,7 +232,7 @@ optimizer_shards::~optimizer_shards() {
     if (std::uncaught_exceptions() == 0)
       await_updates();
   } catch (const std::exception&) {
-    // Whoever needs them hears of it.
+    // Code that needs them gets the error.
   }
   for (auto& c : cuts_)
     forget_late(c.parameter);
@@ -250,7 +250,7 @@ void optimizer_shards::send(std::vector<cut_parameter*>& xs,
   auto alone = rows.size() == 1 && rows.front().is_contiguous();
   at::Tensor flat;
   if (mine) {
-    // A copy: the parameter may change before all others have it.
+    // A copy: the parameter may change before all others have received it.
     for (auto& y : rows)
       y = y.reshape(-1);
     flat = at::cat(rows);
@@ -265,8 +265,8 @@ void optimizer_shards::send(std::vector<cut_parameter*>& xs,
     flat = at::empty({elements}, rows.front().options());
   }
   x->done = async::broadcast_(flat, over, root, "smp.updates");
-  // Not before it has begun: who waits for what was refused would wait for
-  // nothing.
+  // Only after it has begun: waiting for a rejected transfer would never
+  // end.
   under_way_.push_back(x);
   if (!mine)
     for (auto* c : xs)
@@ -282,7 +282,7 @@ void optimizer_shards::exchange(const comm_group& over, at::ScalarType type) {
     std::vector<cut_parameter*> next;
     uint64_t bytes = 0;
     for (auto& c : cuts_) {
-      // What is dealt out among fewer ranks has fewer shares.
+      // Parameters distributed over fewer ranks have fewer shares.
       if (c.over != over || c.parameter.scalar_type() != type)
         continue;
       auto rows = static_cast<uint64_t>(c.begins[root + 1] - c.begins[root]);

@@ -118,7 +118,7 @@ struct kind {
   const char* name;
 };
 
-/// Calls `f` with the kind of `x`. (No one of these classes is another.)
+/// Calls `f` with the kind of `x`. (None of these classes is another one.)
 template <class F>
 auto with_kind(optim::Optimizer& x, F f) {
   if (dynamic_cast<optim::SGD*>(&x) != nullptr)

@@ -20,14 +20,14 @@ using observation = module_order::observation;
 
 /// Buffers of this rank that changed although no call of a module that they
 /// order came through smp: code here calls it past its hook, where nothing
-/// keeps microbatches in their order (R20). (Elsewhere such code asks this rank
-/// for the buffer, which counts as a call.)
+/// keeps microbatches in order (R20). (On other ranks such code requests the
+/// buffer from this rank, which counts as a call.)
 std::set<uint32_t> changed_past_hooks(const rank_context& rank,
                                       const module_order& order,
                                       const observation& mine) {
   auto& sequencer = rank.sequencer();
   auto entered = [&](module_id x) { return sequencer.calls(x) > 0; };
-  // Who says that it keeps state may change that of others, too.
+  // A module declared stateful may change the state of others, too.
   if (rank.counters().microbatches < 2
       || std::ranges::any_of(order.unseen(), entered))
     return {};
@@ -38,11 +38,11 @@ std::set<uint32_t> changed_past_hooks(const rank_context& rank,
   return result;
 }
 
-/// What all ranks saw that end a step together: those of a pipeline, and of all
-/// that share modules with it, as none may fail or release a module alone.
-/// Collective over them.
-/// @throws error (unsupported), the same on all ranks, if state changed where
-///         nobody keeps its order
+/// The observations of all ranks that end a step together: a pipeline, and all
+/// those that share modules with it, as none may fail or release a module
+/// alone. Collective over them.
+/// @throws error (unsupported), the same on all ranks, if state changed in a
+/// module without microbatch order
 observation observation_of_all(const rank_context& rank, const model_map& map,
                                const observation& mine) {
   auto group = rank.layout().members(comm_group::mp, rank.self());

@@ -48,7 +48,7 @@ bool inspect(Inspector& f, pipeline_program& x) {
     f.field("hop_seconds", x.hop_seconds), f.field("chain", x.chain));
 }
 
-/// Where rank 0 puts the modules.
+/// The placement of modules that rank 0 decided.
 struct placement_message {
   std::string text;
   std::vector<uint32_t> module_device;
@@ -66,12 +66,12 @@ bool inspect(Inspector& f, placement_message& x) {
     f.field("cut", x.cut), f.field("checkpointed", x.checkpointed));
 }
 
-/// By what ranks find out that they hold different models.
+/// Lets ranks detect that they hold different models.
 struct model_outline {
   uint64_t hash = 0;
   uint64_t modules = 0;
   uint64_t tensors = 0;
-  /// Modules that `set_stateful` named: who orders them waits for the others.
+  /// Modules marked by `set_stateful`: ordering them waits for other ranks.
   std::set<uint32_t> stateful;
 };
 
@@ -107,8 +107,8 @@ double element_bytes(const walked_model& model) {
   return elements > 0 ? bytes / elements : sizeof(float);
 }
 
-/// By how much times of one module differ on a machine that does nothing else,
-/// as a part of them.
+/// Relative spread of one module's times on an otherwise idle
+/// machine.
 constexpr double time_error = 0.02;
 
 model_info describe(const walked_model& model,
@@ -141,8 +141,8 @@ model_info describe(const walked_model& model,
   return result;
 }
 
-/// Tells whether times of modules are wanted and have to be measured. Without a
-/// partition by cost a trace is there for what callers do with results.
+/// Tells whether module times are needed and must be measured. Without a
+/// cost-based partition a trace serves to find how callers use results.
 bool measures_times(const session_config& x) {
   return x.auto_partition && x.trace_execution_times && x.times.empty();
 }
@@ -159,7 +159,7 @@ std::string why_guessed(bool traced_before, const session_config& x,
                                     : "partitioned before the first step";
 }
 
-/// Lets modules count with the times in a file.
+/// Gives the modules the times from a file.
 program_times use_times(const module_times& x, model_info& model) {
   apply_times(x, model);
   double forward = 0;
@@ -208,7 +208,7 @@ bool partitioning::wants_trace(uint64_t devices) const {
 }
 
 bool partitioning::can_trace(uint64_t devices) const {
-  // One rank alone may not have room for what is deferred.
+  // One rank alone may not have room for deferred parameters.
   return rank_.config().trace_device != "none" && devices > 1
          && !any_deferred();
 }
@@ -250,7 +250,7 @@ void partitioning::trace(const std::function<void()>& prepare,
                             .memory = measures_memory(cfg)},
                            std::move(stream), body);
   } catch (const error& err) {
-    // All ranks are to hear of it: they wait for the decision.
+    // All ranks must learn of it: they wait for the decision.
     trace_failure_ = err.cause();
   }
 }
@@ -266,9 +266,9 @@ std::set<uint32_t> stateful_modules(const walked_model& model,
   return result;
 }
 
-/// @param mine of rank `self`
-/// @param other of rank `from`
-/// @throws error (config) that names a module which only one of them marked
+/// @param mine marks of rank `self`
+/// @param other marks of rank `from`
+/// @throws error (config) naming a module that only one of them marked
 void check_same_marks(const walked_model& model, const std::set<uint32_t>& mine,
                       rank_id self, const std::set<uint32_t>& other,
                       rank_id from) {
@@ -314,8 +314,8 @@ void partitioning::check_same_everywhere() {
 
 namespace {
 
-/// Of what tensor-parallel ranks share, each holds a part, the first one the
-/// largest; what stands below it is no module of its own.
+/// Each tensor-parallel rank holds a part of a shared module, the first rank
+/// the largest; modules below a shared one are not counted by themselves.
 void weigh_slices(const walked_model& model, const sharing_decision& x,
                   uint64_t peers, model_info& info) {
   for (auto& shared : x.shared) {
@@ -374,8 +374,8 @@ partition_options options_of(const session_config& x, uint32_t devices,
   return result;
 }
 
-/// Marks the modules whose calls always wait, as far as that is known: those
-/// that the user named, and those that keep state.
+/// Marks the modules whose calls always wait, as far as known: those that the
+/// user named, and those that keep state.
 /// @param trace null: there is none
 void find_waiting(const model_map& map, const std::vector<std::string>& named,
                   const trace_result* trace, model_info& info) {
@@ -391,18 +391,18 @@ void find_waiting(const model_map& map, const std::vector<std::string>& named,
         info[x.value].keeps_state = true;
 }
 
-/// What it costs to cross ranks, if times are known.
+/// Sets the cost of crossing ranks, if times are known.
 void price_crossings(partition_options& x) {
   x.crossing = communication::from_times(x.step_seconds);
-  // Measured times have errors, and a detour costs a microbatch turns in the
-  // queues of both ranks besides: no module is sent elsewhere for less than a
-  // tenth of what the last device gains.
+  // Measured times have errors, and a detour also costs a microbatch turns in
+  // the queues of both ranks: a module moves to another rank only if that gains
+  // at least a tenth of what the last device gains.
   auto n = static_cast<double>(x.manual.devices);
   if (x.manual.devices > 1)
     x.crossing.request = std::max(x.crossing.request, 0.1 / (n * (n - 1)));
 }
 
-/// Adds a sentence if times that are a little off would decide otherwise.
+/// Adds a remark if slightly different times would change the decision.
 void add_doubt(const model_info& info, const partition_plan& plan,
                std::vector<std::string>& remarks) {
   if (auto n = undecided_modules(info, plan, time_error); n > 0)
@@ -488,7 +488,7 @@ checkpointing_decision partitioning::checkpointed() const {
 void partitioning::place() {
   check_same_everywhere();
   auto& pipeline = rank_.pipeline();
-  // Replicas that each measured for themselves would cut differently.
+  // Replicas that measured separately would cut differently.
   auto found = agree_everywhere(rank_, "smp.partition", [&] {
     auto sharing = sharing_wanted(rank_.config());
     sharing.explains_all = true;
@@ -557,8 +557,8 @@ void partitioning::release(remote_parameters& others) {
       mine.push_back(tensors[i].tensor);
     else
       others.replace(i);
-  // Now that there is room: of what others share with this rank, never more
-  // than one tensor as a whole.
+  // Now that there is room: at most one tensor that is shared with this rank is
+  // whole at a time.
   auto& layout = rank_.layout();
   for (auto& shared : shared_)
     share_module(

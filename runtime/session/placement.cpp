@@ -34,7 +34,7 @@ void place_in_turn(const distributed_model_base& model) {
   auto& walked = model.state().model();
   auto& modules = walked.modules;
   auto ranks = static_cast<uint32_t>(rank.pipeline().size());
-  // What stands inside of a module that ranks share goes where that goes.
+  // A module inside of a shared module goes where that goes.
   std::vector<bool> inside(modules.size());
   for (auto& x : decide_sharing(walked, rank.marks().sharing,
                                 sharing_wanted(rank.config()))
@@ -46,7 +46,7 @@ void place_in_turn(const distributed_model_base& model) {
     devices[i] = !inside[i] && (modules[i].intercepted || modules[i].container)
                    ? i % ranks
                    : devices[modules[i].parent];
-  // Again and again, for those that are tied to several.
+  // Repeated, for modules that are tied to several others.
   for (auto changed = true; std::exchange(changed, false);)
     for (auto& t : walked.tensors)
       for (auto m : t.modules) {

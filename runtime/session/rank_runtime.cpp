@@ -41,11 +41,11 @@ std::shared_ptr<offload_store> make_offload(const session_config& x,
   return offload_store::make(std::move(file), std::move(options));
 }
 
-/// Until the SUPERVISOR tells of a rank that others cannot reach.
+/// How long to wait for the SUPERVISOR to report an unreachable rank as lost.
 constexpr std::chrono::seconds patience_with_news{2};
 
-/// Adds where a lost rank was: that is what one looks at first. Who left for
-/// its sake says only which one it was.
+/// Adds the machine of a lost rank, which users look at first. Ranks that leave
+/// because of the loss are named without it.
 /// @param host_of by rank; empty: all on one machine
 failure with_machine(failure x, const std::vector<std::string>& host_of) {
   if (x.code == error_code::rank_down && x.rank.value < host_of.size()
@@ -129,8 +129,8 @@ void rank_runtime::start(const std::vector<std::string>& addresses) {
   try {
     fabric_->start(addresses, *this);
   } catch (const error&) {
-    // Whoever died since all have joined cannot be reached either, and those
-    // who left for his sake: no matter of transports.
+    // A rank that died since all have joined is unreachable, and so are the
+    // ranks that left because of it: not a problem of transports.
     std::unique_lock guard{mutex_};
     if (told_loss_.wait_for(guard, patience_with_news,
                             [this] { return static_cast<bool>(told_); }))
@@ -150,7 +150,7 @@ void rank_runtime::stop() {
     ending = std::move(node_);
   }
   ending.reset();
-  // A stalled rank takes no more messages.
+  // A stalled rank accepts no more messages.
   std::chrono::milliseconds limit{2000};
   if (std::unique_lock guard{mutex_}; down_.code == error_code::stalled)
     limit = std::chrono::milliseconds{0};
@@ -190,8 +190,8 @@ void rank_runtime::rank_down(const failure& x) {
     fabric_->peer_lost(x);
     return;
   }
-  // The SUPERVISOR itself: nobody would tell of a lost rank any more, so every
-  // wait for one ends now.
+  // The SUPERVISOR itself is lost: no lost rank would be reported any more, so
+  // every wait for one ends now.
   auto each = x;
   for (auto rank : own_layout_.members(comm_group::world, self_))
     if (rank != self_) {
@@ -338,7 +338,7 @@ void rank_runtime::on_peer_lost(const failure& lost) {
   if (leaving_)
     return;
   auto x = with_machine(lost, host_of_);
-  // Whoever is lost later may only have noticed the first loss.
+  // Ranks lost later may only have reacted to the first loss.
   auto first = x;
   {
     std::unique_lock guard{mutex_};

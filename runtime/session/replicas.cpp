@@ -20,7 +20,7 @@
 
 namespace smp {
 
-/// What a rank tells those that hold the same modules.
+/// A rank's report to the ranks that hold the same modules.
 struct replica_outcome {
   failure error = {};
   /// The program is in a scope of `no_sync`.
@@ -102,7 +102,7 @@ void replicas::leave() {
 
 namespace {
 
-/// Of what a step is run again for: code may have been misled by a promise.
+/// Failures for which a step is rerun: code may have been misled by a promise.
 bool is_of_code(const failure& x) {
   return x.code == error_code::user_code || x.code == error_code::unsupported
          || x.code == error_code::config;
@@ -174,8 +174,8 @@ void replicas::end_training(model_state& model) const {
   auto counts = model.replication().unsynced == 0;
   auto now = averages(model);
   auto trained = all_.trained;
-  // Ranks that hold other modules count the same steps, also where nobody used
-  // the modules of this one.
+  // Ranks that hold other modules must count the same steps, even if no code
+  // used the modules of this one.
   if (rank_.config().backward_passes_per_step > 1) {
     auto sum = rank_.exchange().all_reduce_sum(world_of(rank_), "smp.trained",
                                                {trained ? 1.0 : 0.0});

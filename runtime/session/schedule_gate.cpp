@@ -11,8 +11,8 @@ namespace smp {
 
 namespace {
 
-/// One microbatch is nowhere while it is somewhere else, so the ranks take
-/// turns: that is what who sets nothing gets.
+/// A single microbatch is on one rank at a time, so the ranks take turns: that
+/// is what the default settings give.
 /// @param bubble of one microbatch
 std::string advice_on_one(const schedule_policies& policies,
                           const pipeline_program& program,
@@ -48,7 +48,7 @@ void schedule_gate::check(const pipeline_program& program,
         throw;
       throw config_error("the schedule is refused: " + err.cause().text);
     }
-    // Each rank's order of service needs its chunks.
+    // Each rank's service order needs its chunks.
     return policies_.chunks(program, microbatches);
   });
   passed_.insert(microbatches);

@@ -27,13 +27,13 @@ bool takes_promises(const session_config& x) {
 
 namespace {
 
-/// Bytes that this process allocated and did not free.
+/// Bytes that this process has allocated and not freed.
 uint64_t allocated_bytes() {
   auto x = ::mallinfo2();
   return x.uordblks + x.hblkhd;
 }
 
-/// A pipeline as its ranks serve it, where calls wait and where they do not.
+/// A pipeline as its ranks serve it, with waiting or promised calls.
 struct served_pipeline {
   served_pipeline(const pipeline_program& x, bool promised)
     : program(promised ? promised_program(x) : x), promised(promised) {
@@ -49,9 +49,9 @@ struct served_pipeline {
   bool promised;
 };
 
-/// A result that code waits for comes a moment after its rank went on with
-/// something else, never at the same time: so even a hop that counts for
-/// nothing decides who waits for whom.
+/// An awaited result arrives a moment after its rank continued with other work,
+/// never at the same time: so even a hop of negligible time decides which rank
+/// waits for which.
 /// @returns whether there are such results
 bool delay_answers(pipeline_program& x) {
   auto waits = std::ranges::any_of(x.chain, [](auto& y) { return y.waits; });
@@ -64,8 +64,8 @@ bool delay_answers(pipeline_program& x) {
   return true;
 }
 
-/// Where answers race with other work, to win or to lose by a moment costs a
-/// segment: of some plays the middle one is shown.
+/// Where replies race with other work, winning or losing by a moment costs a
+/// segment: so several simulations run, and the median one is shown.
 uint64_t plays_of(const pipeline_program& x, uint64_t microbatches) {
   auto works = x.chain.size() * microbatches;
   return std::clamp<uint64_t>(1'000'000 / std::max<uint64_t>(works, 1), 1, 25);

@@ -30,7 +30,7 @@ constexpr const char* how_to_export
               "'" + path + "' " + why + ": " + how_to_export};
 }
 
-/// @throws error if the file is no archive that `torch.jit.save` wrote
+/// @throws error if the file is not an archive that `torch.jit.save` wrote
 void check_archive(const std::string& path) {
   if (!std::filesystem::is_regular_file(path))
     throw error{error_code::config,
@@ -70,7 +70,7 @@ bool has_calls(const jit::Block& x) {
   return false;
 }
 
-/// @throws error if there is nothing that could be placed apart
+/// @throws error if there is nothing that could be placed separately
 void check_tree(const std::string& path, const jit::Module& x) {
   if (x.parameters(true).size() == 0)
     refuse(path, "has no parameters, as a frozen module");

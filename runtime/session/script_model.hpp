@@ -57,11 +57,11 @@ at::Tensor loss_of(const c10::IValue& x);
 /// @throws error (unsupported) after the partition
 void set_partition(const torch::jit::Module& x, uint32_t pp_rank);
 
-/// Lets tensor-parallel ranks share a TorchScript module and what is below it,
-/// or not (docs/tensor_parallel.md); before the partition, on rank 0 at least.
-/// @param how of the nearest module above or at a shared one that has it
-/// @throws error (config) if it is none, or has no effect; (unsupported) after
-/// the partition
+/// Sets whether tensor-parallel ranks share a TorchScript module with all below
+/// it (docs/tensor_parallel.md); before the partition, on rank 0 at least.
+/// @param how for a shared module: its own or its nearest ancestor's
+/// @throws error (config) if invalid or without effect; (unsupported) after the
+/// partition
 void set_tensor_parallelism(const torch::jit::Module& x, bool enabled = true,
                             const tensor_parallel_config& how = {});
 

@@ -39,7 +39,7 @@ namespace smp {
 
 namespace {
 
-/// Ranks of one machine begin together.
+/// Timeout for ranks of one machine, which start together.
 constexpr std::chrono::seconds patience_on_machine{30};
 
 layout_config layout_of(const session_config& x, uint64_t world_size) {
@@ -52,8 +52,8 @@ layout_config layout_of(const session_config& x, uint64_t world_size) {
   return result;
 }
 
-/// What is wrong where a pipeline has more ranks than were started. A shell
-/// that srun or a cluster made says that it is a rank, and then --ranks starts
+/// The error for a pipeline with more ranks than were started. A shell
+/// created by srun or a cluster claims to be a rank, and then --ranks starts
 /// none.
 std::string too_few_ranks(const rank_environment& x, uint64_t wanted) {
   auto there = x.world_size == 1
@@ -70,7 +70,7 @@ std::string too_few_ranks(const rank_environment& x, uint64_t wanted) {
   return result;
 }
 
-/// Threads of one rank, so that all ranks together use each core once.
+/// Number of threads of one rank, so that all ranks use each core once.
 uint64_t kernel_threads(const session_config& x, uint64_t cores,
                         uint64_t local_size) {
   if (x.threads > 0)
@@ -78,10 +78,10 @@ uint64_t kernel_threads(const session_config& x, uint64_t cores,
   return std::max<uint64_t>(1, cores / std::max<uint64_t>(1, local_size));
 }
 
-/// Gives each rank of this machine cores of its own, as mpirun does: two ranks
-/// whose threads share a core by chance wait for each other although another
-/// core is free (measured: 8 % of a step at width 256, 15 % at width 64). Only
-/// among the cores that this process may use, and only if they go round.
+/// Gives each rank of this machine its own cores, as mpirun does: two ranks
+/// whose threads happen to share a core wait for each other although another
+/// core is idle (measured: 8 % of a step at width 256, 15 % at width 64). Only
+/// among the cores that this process may use, and only if there are enough.
 void bind_to_cores(const rank_environment& env, uint64_t threads) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
@@ -97,21 +97,21 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
   CPU_ZERO(&mine);
   for (uint64_t i = 0; i < share; ++i)
     CPU_SET(cores[env.local_rank * share + i], &mine);
-  // Threads made from here on inherit it. Without it all still works.
+  // Threads created from here on inherit it. It is not required to succeed.
   (void)sched_setaffinity(0, sizeof(mine), &mine);
 }
 
 /// How the ranks of this machine share memory.
 struct shared_memory {
-  /// Names of UCX, each with a comma behind it; empty: they do not.
+  /// UCX names, each followed by a comma; empty: memory is not shared.
   std::string transports;
-  /// Why not in files, which is how they do by default.
+  /// Why not through files, which is the default.
   std::optional<std::string> no_files;
 };
 
-/// The same on all ranks of this machine: they could not talk otherwise.
+/// Same on all ranks of this machine: they could not communicate otherwise.
 shared_memory choose_shared_memory(const rank_environment& env) {
-  // Who else is here, nobody knows for sure before all have joined.
+  // The other ranks here are not known for sure before all have joined.
   auto here = env.local_size > 0 ? env.local_size : env.world_size;
   shared_memory result;
   if (!env.supervised)
@@ -126,9 +126,9 @@ shared_memory choose_shared_memory(const rank_environment& env) {
   return result;
 }
 
-/// What a user would not expect of ranks of one machine: that they do not share
-/// memory as they could, and that their ports are open to others.
-/// @param transports that UCX is asked for; its own variable wins
+/// Warns of what a user would not expect on one machine: that ranks do not
+/// share memory although they could, and that their ports are open to others.
+/// @param transports requested from UCX; its own variable takes precedence
 void tell_of_transports(const shared_memory& memory,
                         const std::string& transports, bool trusted_network) {
   auto* asked = std::getenv("UCX_TLS");
@@ -160,7 +160,7 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
     return {network, &network->at(self)};
   }
   ucx_options options;
-  // Not what the configuration allows, but what this run needs.
+  // Set to what this run needs, not to what the configuration allows.
   options.trusted_network = network.line.has_value();
   options.interface = network.interface;
   options.spin = std::chrono::microseconds{x.spin};
@@ -179,14 +179,14 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   return std::make_shared<ucx_fabric>(self, env.world_size, options);
 }
 
-/// Rank 0 may hear from the fabric that a rank is lost, but not that a whole
+/// Rank 0 may learn from the fabric that a rank is lost, but not that a whole
 /// machine is.
 void tell_loss(const failure& x) {
   if (x.code == error_code::rank_down && x.rank != no_rank)
     print_stderr("smp: {}\n", x.describe());
 }
 
-/// Whatever of `x` uses actors and the fabric ends, on its user's thread.
+/// Ends all uses of actors and the fabric by `x`, on its user's thread.
 void end(rank_runtime& x) {
   x.stop();
   x.detach_main_thread();
@@ -196,7 +196,7 @@ void end(rank_runtime& x) {
 
 } // namespace
 
-/// Order of destruction: members leave before the supervisor goes.
+/// Order of destruction: members leave before the supervisor stops.
 struct session::process {
   std::shared_ptr<actor_host> host = std::make_shared<actor_host>();
   std::unique_ptr<supervisor_host> supervisor;
@@ -204,11 +204,11 @@ struct session::process {
   run_secret secret;
   network_choice network;
   std::unique_ptr<membership> me;
-  /// Of a rank that is alone; else the SUPERVISOR has it.
+  /// For a rank that is alone; otherwise the SUPERVISOR has it.
   std::unique_ptr<stall_search> stalls;
   /// See `session::run_dir`.
   std::string run_dir;
-  /// Of a rank that is alone, in that directory; else our launcher has it.
+  /// For a rank that is alone, in `run_dir`; otherwise our launcher has it.
   std::unique_ptr<published_entry> entry;
   /// All ranks said goodbye.
   bool over = false;
@@ -235,7 +235,7 @@ struct session::process {
   void begin(const rank_environment& env, rank_runtime& rank,
              std::string settings, uint64_t cores);
 
-  /// @returns nothing if it has been published already
+  /// @returns nullopt if it has been published already
   std::optional<inspection_entry> open_inspection() {
     if (entry)
       return std::nullopt;
@@ -247,10 +247,10 @@ struct session::process {
   }
 };
 
-/// Our own launcher has a SUPERVISOR. If another one started us, rank 0 makes
+/// Our own launcher has a SUPERVISOR. Under another launcher, rank 0 creates
 /// it: at the port that the launcher chose (MASTER_PORT), or at any free one,
-/// which the others find through a file. So they do with the secret, unless the
-/// user gave it to all, or the keys by which they can ask for it.
+/// which the others read from a file. They read the secret the same way, unless
+/// the user gave it to all, or gave the keys with which they can request it.
 void session::process::find_supervisor(rank_environment& env,
                                        const session_config& config) {
   auto given = given_secret(env);
@@ -289,14 +289,14 @@ void session::process::host_supervisor(rank_environment& env,
   x.port = env.rendezvous_port;
   x.line = network.line;
   x.join_limit = join_limit();
-  // Nobody tells how the processes end, so a loss waits for no report; but
-  // where a machine is lost, its ranks go one after the other.
+  // The processes' ends are not reported, so a loss waits for no report; but
+  // when a machine is lost, its ranks are lost one after the other.
   if (!network.line)
     x.report_grace = std::chrono::milliseconds{0};
   else
     x.on_rank_down = tell_loss;
   x.stalls = stalls_of(config);
-  // Of all other stalls the ranks hear themselves.
+  // The ranks themselves learn of all other stalls.
   x.on_stall = [](const stall_report& y) {
     if (!y.ranks_know && !y.ends)
       print_stderr("smp: {}\n", y.text);
@@ -327,7 +327,7 @@ std::vector<member> session::process::join(const rank_environment& env,
   };
   x.watch = rank.watch();
   x.me.stalls = stalls_of(rank.config());
-  // Where ranks have no logs of their own, the first one that is left says it.
+  // If ranks have no logs of their own, the first remaining rank prints it.
   x.says_silence = !env.supervised && env.rank == 1;
   if (!env.supervised)
     x.stopped_here = [run = env.run_id] { return stopped_ranks_here(run); };
@@ -403,7 +403,7 @@ session::session(session_config config, std::string settings)
   try {
     process_->begin(env, *rank_, std::move(settings), cores);
   } catch (...) {
-    // Not when the last one lets go of it: that may be a callback of the
+    // Not when the last owner releases it: that may be a callback of the
     // membership, on the thread on which the SERVER would have to end.
     end(*rank_);
     throw;
@@ -425,7 +425,7 @@ session::~session() {
     try {
       finish();
     } catch (const error& e) {
-      // What is wrong with a collective, nobody else tells here.
+      // Nothing else reports an error of a collective here.
       if (e.code() == error_code::protocol)
         print_stderr("smp: {}\n", e.what());
     } catch (const std::exception&) {
@@ -445,7 +445,7 @@ void session::finish() {
     return;
   rank_->check_alive();
   if (auto& model = rank_->state())
-    model->await_updates(); // who sends them waits for this rank
+    model->await_updates(); // their senders wait for this rank
   rank_->steps().leave();
   rank_->exchange().barrier(world_of(*rank_), "smp.goodbye");
   rank_->begin_goodbye();

@@ -23,8 +23,8 @@ std::string bytes_text(double x) {
   return fmt::format("{:.{}f} MB", x * 1e-6, x < 1e8 ? 1 : 0);
 }
 
-/// @returns how many numbers peer `rank` has of a module with all below it, and
-/// of how many
+/// @returns how many numbers of a module, with all below it, peer `rank` has,
+/// and their total
 std::pair<int64_t, int64_t> numbers_of(const walked_model& model,
                                        const shared_module& shared,
                                        const sharing_request& x, int64_t rank) {
@@ -46,8 +46,8 @@ std::pair<int64_t, int64_t> numbers_of(const walked_model& model,
   return result;
 }
 
-/// A trace keeps no graph: what is added to scores by head is taken to be
-/// learned, as biases of positions are, and what is for all heads is not.
+/// A trace keeps no graph: a tensor added to scores per head is assumed to be
+/// learned, as position biases are, and one for all heads is not.
 nn::traced_argument argument_of(const traced_tensor& x) {
   return {x.sizes, x.element_bytes, x.repeats,
           x.element_bytes > 1 && x.sizes.size() == 4 && x.sizes[1] > 1};
@@ -70,7 +70,7 @@ std::optional<double> sent(const walked_model& model,
   auto native = native_of(model, static_cast<uint32_t>(shared.id.value))
                   .value();
   native.saves_memory = shared.saves_memory;
-  // A hook gives a layer something else than was traced.
+  // A hook gives a layer other arguments than were traced.
   if (y.calls == 0
       || (native.layer && translation_of(model.modules[shared.id.value])))
     return std::nullopt;
@@ -98,7 +98,7 @@ void weigh_parts(const walked_model& model, const sharing_decision& decision,
     for (auto i : model.subtree(static_cast<uint32_t>(id.value))) {
       if (auto& seconds = info[i].compute; seconds && timed)
         *seconds /= peers;
-      // For speed each has inputs of linears as a whole.
+      // For speed each rank has the inputs of linear layers whole.
       if (saves_memory)
         info[i].activations /= peers;
     }
@@ -118,7 +118,7 @@ std::string weigh_traffic(const shared_traffic& sent, model_info& info) {
 void describe_parts(const walked_model& model, const sharing_request& x,
                     const shared_traffic& sent, sharing_decision& decision) {
   for (auto& shared : decision.shared) {
-    // The first rank has the rows that are left over, and whole biases.
+    // The first rank has the remainder rows, and whole biases.
     auto [most, all] = numbers_of(model, shared, x, 0);
     auto least = numbers_of(model, shared, x, static_cast<int64_t>(x.peers) - 1)
                    .first;

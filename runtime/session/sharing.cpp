@@ -40,7 +40,7 @@ public:
   sharing_decision run() {
     wishes_.list().check("tensor_parallel.modules");
     for (uint32_t i = 0; i < model_.modules.size(); ++i)
-      // What is above stands before in the walk.
+      // Ancestors come first in the walk.
       if (inside_.contains(i) || !wishes_.wanted(i))
         pass_over(i);
       else
@@ -51,7 +51,7 @@ public:
   }
 
 private:
-  /// Says of what could be shared for itself why nobody looks at it.
+  /// Records why a module that could be shared itself is not considered.
   void pass_over(uint32_t i) {
     if (i == 0 || !request_.explains_all)
       return;
@@ -78,7 +78,7 @@ private:
     auto native = native_of(model_, i);
     auto* how = native ? native->how : nullptr;
     if (!how)
-      return; // those below it may be
+      return; // modules below it may be
     if (how->only_by_name && !wishes_.named(i)) {
       note(i, fmt::format("{} not shared, as little of it could be held by "
                           "others; name it by its whole path",
@@ -132,8 +132,8 @@ private:
              : native.doubt;
   }
 
-  /// Why a part with tensors is not to be shared together with the whole; empty
-  /// if it is.
+  /// Why a part with tensors is not shared together with the whole; empty if it
+  /// is.
   std::string part_kept_out(uint32_t part, uint32_t whole) const {
     if (part == whole)
       return {};
@@ -148,7 +148,7 @@ private:
                            why);
   }
 
-  /// Why the tensors of a module are not its own; empty if they are.
+  /// Why the module does not own its tensors alone; empty if it does.
   std::string shared_tensor(uint32_t module) const {
     for (auto i : model_.modules[module].tensors) {
       auto& t = model_.tensors[i];
@@ -167,8 +167,8 @@ private:
     return {};
   }
 
-  /// Tables of words and the last layer of a language model that have one
-  /// weight are cut alike, if all of them can be shared and are to be.
+  /// Embedding tables and the last layer of a language model that share a
+  /// weight are cut alike, if all can be shared and sharing is requested.
   bool tied_by_words(const walked_tensor& t) const {
     auto peers = static_cast<int64_t>(request_.peers);
     auto heads = 0;
@@ -191,10 +191,10 @@ private:
     return t.modules.size() == 1 || is_bias_of_head(t);
   }
 
-  /// Tells whether a tensor is the bias of a last layer, for which only modules
-  /// above it have names of their own: "bias" for "decoder.bias", as BERT does.
+  /// Tells whether a tensor is the bias of a last layer for which only modules
+  /// above have names of their own: "bias" for "decoder.bias", as BERT does.
   bool is_bias_of_head(const walked_tensor& t) const {
-    auto head = t.modules.back(); // what is above stands before in the walk
+    auto head = t.modules.back(); // ancestors come first in the walk
     auto x = native_of(model_, head);
     if (!x || x->type != "LMHead" || !x->parameters.contains("bias")
         || !x->parameters.at("bias").is_same(t.tensor))
@@ -212,12 +212,12 @@ private:
   const walked_model& model_;
   const sharing_request& request_;
   sharing_wishes wishes_;
-  std::map<uint32_t, uint32_t> inside_; // what is shared, by its parts
+  std::map<uint32_t, uint32_t> inside_; // shared module, by its parts
   sharing_decision result_;
 };
 
-/// Stands for a part of a module that ranks share as a whole: it has slices of
-/// parameters with which only that module can compute.
+/// Stands in for a part of a module that ranks share as a whole: it has slices
+/// of parameters with which only that module can compute.
 class part_of_whole final : public distributed_module {
 public:
   part_of_whole(std::string name, std::string whole)
@@ -293,7 +293,7 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
 
 namespace {
 
-/// Gives `to`, a slice of rows, those of `rows` that belong to it.
+/// Copies to `to`, a slice of rows, those of `rows` that belong to it.
 void take_rows(const at::Tensor& to, const tensor_slice& slice, int64_t first,
                const at::Tensor& rows) {
   int64_t before = 0;
@@ -307,9 +307,9 @@ void take_rows(const at::Tensor& to, const tensor_slice& slice, int64_t first,
   }
 }
 
-/// @returns the slice of a deferred tensor that never exists as a whole, as its
-/// numbers are drawn or read a piece at a time; undefined if that is not
-/// possible
+/// @returns the slice of a deferred tensor that never exists as a whole,
+/// since its numbers are drawn or read piecewise; undefined if that is
+/// impossible
 at::Tensor slice_in_pieces(const at::Tensor& x, const tensor_slice& slice) {
   if (!is_deferred(x))
     return {};
@@ -325,7 +325,7 @@ at::Tensor slice_in_pieces(const at::Tensor& x, const tensor_slice& slice) {
   return draw_rows(x, take) || read_rows(x, take) ? result : at::Tensor{};
 }
 
-/// Leaves nothing of `x` but its slice, with the numbers of one process.
+/// Reduces `x` to its slice, with the same numbers as in one process.
 void cut_tensor(at::Tensor x, const tensor_slice& slice) {
   auto mine = slice_in_pieces(x, slice);
   if (!mine.defined()) {
@@ -388,8 +388,8 @@ std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
 
 namespace {
 
-/// With the sizes that parameters had before another module that has them, too,
-/// cut them.
+/// Restores the sizes that parameters had before another module that also has
+/// them cut them.
 native_module as_a_whole(const model_map& map, native_module x) {
   for (auto& [name, t] : x.parameters)
     if (auto i = map.model().find(t); i >= 0)

@@ -28,7 +28,7 @@ std::string sharing_wishes::why_kept_out(uint32_t part, uint32_t whole) const {
   return fmt::format("\"{}\" in tensor_parallel.modules leaves it out", *by);
 }
 
-/// What code says of the module, or of the nearest one above it.
+/// The setting of user code for the module, or for its nearest ancestor.
 std::optional<bool> sharing_wishes::by_code(uint32_t module) const {
   const auto* left_out = list_.left_out_by(module);
   while (true) {
@@ -38,7 +38,7 @@ std::optional<bool> sharing_wishes::by_code(uint32_t module) const {
     for (auto* hook : m.hooks)
       if (hook->sharing)
         return hook->sharing->enabled;
-    // What is said of a layer is said of its halves.
+    // A setting for a layer also applies to its halves.
     if (shares_itself(m)
         && (module == 0 || !shares_itself(model_.modules[m.parent])))
       return left_out == nullptr;

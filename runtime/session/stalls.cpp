@@ -1,4 +1,4 @@
-// What a rank tells and does about stalls.
+// How a rank reports stalls and reacts to them.
 
 #include "runtime/session/stalls.hpp"
 
@@ -13,7 +13,7 @@ namespace smp {
 
 namespace {
 
-/// For the actors of a rank to answer; a STALL MONITOR waits longer.
+/// Timeout for the replies of a rank's actors; a STALL MONITOR waits longer.
 constexpr std::chrono::milliseconds answer_limit{300};
 
 } // namespace
@@ -104,7 +104,7 @@ rank_view rank_runtime::view(std::chrono::milliseconds limit) {
 }
 
 void rank_runtime::report_stall(const std::string& text, bool ends) {
-  // The user's thread of rank 0 tells the end.
+  // On rank 0, the user's thread reports the end.
   if (prints_stalls_ && !(ends && self_ == rank_id{0}))
     std::fprintf(stderr, "smp: %s\n", text.c_str());
   stall_listener f;

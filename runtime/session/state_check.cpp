@@ -10,9 +10,9 @@ namespace smp {
 
 namespace {
 
-/// What `name`, which the model has not, may be called there: often another
-/// program saved a part of the model, or put it into something.
-/// @param missing names of the model that nobody gave
+/// Suggests model names for `name`, which the model lacks: often another
+/// program saved a part of the model, or nested it in something.
+/// @param missing names of the model that were not given
 std::string hint_for(std::string_view name,
                      const std::vector<std::string_view>& missing) {
   auto ends_as = [](std::string_view x, std::string_view end) {

@@ -88,7 +88,7 @@ double mean_of::operator()(const std::vector<double>& xs) const {
 }
 
 at::Tensor concat_of::operator()(const std::vector<at::Tensor>& xs) const {
-  // Scalars have no axis: what comes back is their sequence.
+  // Scalars have no axis: the result is their sequence.
   return xs.front().dim() == 0 ? at::stack(xs) : at::cat(xs, axis);
 }
 
@@ -138,7 +138,7 @@ void add_form(fnv_hash& to, const at::Tensor& t) {
     to.add(static_cast<uint64_t>(n));
 }
 
-/// Adds at most so many numbers of it, evenly spread, the last one too.
+/// Adds at most `most` numbers of `t`, evenly spaced, including the last.
 void add_some_numbers(fnv_hash& to, const at::Tensor& t) {
   constexpr int64_t most = 1024;
   if (t.layout() != c10::kStrided || t.numel() == 0)
@@ -168,7 +168,7 @@ uint64_t signature(size_t function, const packer& arguments) {
 
 namespace {
 
-/// Where the body that this thread runs finds that of its step.
+/// Gives the running body of this thread access to its step's comparison.
 class scoped_forms {
 public:
   explicit scoped_forms(form_comparison& x)

@@ -40,7 +40,7 @@ offload_store::counts offload_counts(const rank_context& rank) {
   return store ? store->status() : offload_store::counts{};
 }
 
-/// When a step is over, so is its end.
+/// Clears the end-of-step state of the board when the step is over.
 struct end_of_step {
   ~end_of_step() {
     board.main_ends_step(false);
@@ -59,7 +59,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   if (model)
     prepare(*model, microbatches, body);
   stats_ = {};
-  // Once: what runs again draws the same numbers.
+  // Once per step: a rerun draws the same numbers.
   ++rank_.counters().drawn_step;
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
@@ -99,7 +99,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   if (auto note = records.note();
       records.fixed_order() && note.recorded
       && records.find(note.key, note.step)
-      // In one that ran again all calls waited: the next one is recorded.
+      // In a rerun all calls waited: the next step is recorded.
       && stats_.ran_again.empty()
       && records.recorded_steps(note.key) > warm_up(model, microbatches))
     compute_order(model, microbatches, model && model->promises().learnt());
@@ -131,9 +131,9 @@ void step_runner::skip_step(model_state* model) {
     throw error{verdict.why};
 }
 
-/// Ranks that share modules wait for each other there: all of them run a step,
-/// or none does. Collective over them.
-/// @returns what is wrong; an error of no code, so that nothing runs again
+/// Ranks that share modules wait for each other in these: all of them run a
+/// step, or none does. Collective over them.
+/// @returns the error, if any; not one of user code, so that nothing is rerun
 failure step_runner::skipped_by_some(bool skips) const {
   auto group = rank_.layout().members(comm_group::mp, rank_.self());
   if (group.size() == rank_.pipeline().size())
@@ -156,8 +156,8 @@ failure step_runner::skipped_by_some(bool skips) const {
               "(docs/data_parallel.md)"};
 }
 
-/// All replicas do: what one of them had averaged with a promise that did not
-/// hold is in the gradients of all.
+/// All replicas roll back: gradients that one of them contributed to an average
+/// with a broken promise are in the gradients of all.
 void step_runner::take_back(model_state& model, const step_call& x,
                             const failure& why) {
   stats_.ran_again = why.describe();
@@ -167,7 +167,7 @@ void step_runner::take_back(model_state& model, const step_call& x,
   replicas_.begin_step(model, x);
   if (auto* observer = rank_.observer())
     observer->take_back();
-  // More calls wait than in what was recorded.
+  // More calls wait than in the recorded steps.
   rank_.records().outdate();
 }
 
@@ -181,7 +181,7 @@ void step_runner::end_step(model_state* model, const failure& why) {
 
 namespace {
 
-/// What shows only when all ranks look back fails the step as well.
+/// An error that only the ranks together detect fails the step as well.
 void end_model_step(model_state& model, step_report& report) {
   try {
     model.end_step(!report.error);
@@ -211,7 +211,7 @@ step_report step_runner::run_once(node& actors, model_state* model,
   auto learnt = model && model->promises().learnt();
   if (model)
     end_model_step(*model, report);
-  // The results of other microbatches never got away from here.
+  // The results of other microbatches never left this rank.
   if (report.error)
     rank_.objects().withdraw(held_results_);
   auto took = std::chrono::steady_clock::now() - begin;
@@ -233,7 +233,7 @@ failure step_runner::shared_outcome(const failure& mine) const {
 
 namespace {
 
-/// What one rank knows of a step that failed.
+/// The facts that one rank knows about a failed step.
 struct failed_step {
   bool promised = false;  // calls went on without their results
   bool keeps_out = false; // it must not run again
@@ -255,18 +255,18 @@ bool inspect(Inspector& f, failed_step& x) {
 
 } // namespace
 
-/// What code does that went on with a promise is in doubt, wherever it failed,
-/// unless all promises hold. Nobody knows that once a step was cut off, so it
-/// is run again with all calls waiting, and what it does then counts. (But a
-/// flow that diverges from its record did so before a promise could mislead it:
-/// what a promise shows until it is kept, it showed in the record as well.)
-/// Collective over all replicas.
+/// A failure of code that continued with a promise is in doubt, wherever it
+/// occurred, unless all promises hold. A step that was cut off cannot tell, so
+/// it is rerun with all calls waiting, and the outcome of the rerun counts.
+/// (But a flow that diverges from its record did so before a promise could
+/// mislead it: until it is resolved, a promise shows the same as in the
+/// recorded step.) Collective over all replicas.
 bool step_runner::runs_again(model_state* model, const step_call& call,
                              const replicas::verdict& heard) const {
   if (!model || !heard.of_code || !model->map().overlaps())
     return false;
   auto& order = model->map().order();
-  // What pp_rank 0 says about the body counts.
+  // The setting of pp_rank 0 for the body counts.
   failed_step mine{
     model->promises().promised(),
     (call.no_rerun && rank_.pp_rank() == 0)
@@ -296,7 +296,7 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
                       || !all.changed_late.empty();
     return goes_right && !all.keeps_out && model->can_take_back();
   } catch (const error&) {
-    return false; // a rank was lost; what came first is told
+    return false; // a rank was lost; the first error is reported
   }
 }
 
@@ -305,8 +305,8 @@ void step_runner::prepare(model_state& model, uint64_t microbatches,
   if (!model.partitioned() && agree_everywhere(rank_, "smp.wants_trace", [&] {
         return model.wants_trace(rank_.pipeline().size());
       })) {
-    // Ranks that are threads share the generator with which they make their
-    // models: all have to be done.
+    // Ranks that are threads share the generator that initialises their models:
+    // all must be done.
     auto world = world_of(rank_);
     rank_.exchange().barrier(world, "smp.trace");
     if (rank_.self() == world.front())
@@ -354,7 +354,7 @@ payload step_runner::run(execution& ex, request& x) {
   check_range_consumed(ex);
   if (auto& model = rank_.model())
     model->parameters->flush();
-  // What the body put elsewhere can be read there when the step is over.
+  // Results that the body stored elsewhere stay readable after the step.
   keep_promises_of(ex);
   fence(ex);
   check_order();
@@ -362,7 +362,7 @@ payload step_runner::run(execution& ex, request& x) {
 }
 
 /// @throws error (unsupported) if a buffer changed that the first training step
-///         left alone, so that microbatches pass it in any order (R19)
+/// left unchanged, so that microbatches pass it in any order (R19)
 void step_runner::check_order() const {
   auto& model = rank_.model();
   if (!model || rank_.counters().microbatches < 2)
@@ -385,10 +385,10 @@ void step_runner::check_order() const {
 }
 
 void await_grant(execution& ex) {
-  // A younger microbatch may begin now: it must see what this one wrote.
+  // A later microbatch may begin now: it must see the writes of this one.
   if (auto& model = ex.rank().model())
     model->parameters->flush();
-  // Else more microbatches than allowed would hold activations (R39).
+  // Otherwise too many microbatches would hold activations (R39).
   fence(ex);
   ex.park(grant_call(ex.rank().self()));
 }
@@ -397,7 +397,7 @@ void await_grant(execution& ex) {
 
 namespace {
 
-/// Holds the execution token on a thread that is no executor's.
+/// Holds the execution token on a thread that is not an executor's.
 class token_turn {
 public:
   explicit token_turn(execution_token& x)
@@ -433,9 +433,9 @@ void step_runner::trace(model_state& model, const step_body& body) {
 
 // -- records (R33) ------------------------------------------------------------
 
-/// @returns how many first steps of a kind go otherwise than later ones:
+/// @returns how many first steps of a kind differ from later ones:
 /// TorchScript runs code once to profile it, forward and then backward; its
-/// optimised code answers differently (zeros instead of nothing).
+/// optimised code then behaves differently (zeros instead of nothing).
 size_t step_runner::warm_up(const model_state* model, uint64_t microbatches) {
   return model && model->script() ? (microbatches > 1 ? 1 : 2) : 0;
 }
@@ -452,7 +452,7 @@ void step_runner::note_record(const model_state* model, uint64_t microbatches,
     records.took(rank_.step(), seconds, learnt, warm_up(model, microbatches));
 }
 
-/// Names the record that a step belongs to; on pp_rank 0.
+/// The key of the record that a step belongs to; on pp_rank 0.
 uint64_t step_runner::record_key(const model_state* model,
                                  uint64_t microbatches,
                                  uint64_t signature) const {
@@ -468,8 +468,8 @@ uint64_t step_runner::record_key(const model_state* model,
   return result.get();
 }
 
-/// Pipelines that share modules replay the same step, or none does: each may
-/// keep others waiting for what the other one does in another place.
+/// Pipelines that share modules replay the same step, or none does: otherwise
+/// each could make the others wait for calls that it makes at another place.
 void step_runner::agree_on_record() const {
   auto peers = rank_.layout().members(comm_group::tp, rank_.self());
   if (peers.size() == 1)
@@ -522,7 +522,7 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
   if (learnt
       && recorded <= warm_up(model, microbatches) + record_book::max_learnt)
     return;
-  // A schedule of the user's may decide otherwise when it is asked again.
+  // A user's schedule may decide differently when it is asked again.
   auto order = agree(rank_, "smp.computed_order", [&] {
     order_rules rules;
     rules.forward_alone = ordered;
@@ -540,7 +540,7 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
   mine.order = std::move(order.served[rank_.pp_rank()]);
   if (rank_.pp_rank() == 0)
     mine.admission = std::move(order.admission);
-  // Nobody waited while one microbatch ran after the other.
+  // No execution waited while microbatches ran one after the other.
   for (auto& x : mine.executions)
     x.interrupted.assign(x.interrupted.size(), true);
   records.choose(note.key, note.step, std::move(mine), hash);

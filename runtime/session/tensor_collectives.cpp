@@ -56,7 +56,7 @@ element_type type_of(const at::Tensor& x, const std::string& what) {
   }
 }
 
-/// One call of the user, on its way to `collectives`.
+/// One call of the user, in preparation for `collectives`.
 class tensor_call {
 public:
   tensor_call(kind what, const comm_group& group, const std::string& name,
@@ -108,7 +108,7 @@ public:
     return std::move(*this);
   }
 
-  /// The tensor has a part for each rank.
+  /// Requires a tensor with a part for each rank.
   tensor_call&& of_parts() && {
     if (x_.dim() == 0 || x_.size(0) != static_cast<int64_t>(size()))
       refuse("a tensor [" + std::to_string(size())
@@ -138,7 +138,7 @@ public:
     return rows_taken_;
   }
 
-  /// Of the result, with `rows` parts along axis 0.
+  /// Sizes of the result, with `rows` parts along axis 0.
   std::vector<int64_t> parts(int64_t rows) const {
     auto result = call_.what.shape;
     result.insert(result.begin(), rows);
@@ -157,9 +157,9 @@ public:
     return at::empty(sizes, x_.options().device(at::kCPU));
   }
 
-  /// @param gives whether anything of the tensor is sent
-  /// @param result undefined where there is none
-  /// @param target where the result has to be copied; undefined: nowhere
+  /// @param gives whether any of the tensor is sent
+  /// @param result undefined if there is none
+  /// @param target where to copy the result; undefined: nowhere
   tensor_future start(bool gives, at::Tensor result,
                       at::Tensor target = {}) && {
     struct memory {
@@ -182,7 +182,7 @@ public:
     return {std::move(started), std::move(result), std::move(target)};
   }
 
-  /// What comes out goes into the tensor itself.
+  /// Writes the result into the tensor itself.
   tensor_future start_in_place(const at::Tensor& x) && {
     auto gives = call_.what.kind != kind::broadcast || is_root();
     if (x_.is_contiguous() && refusal_of(x_).empty() && !x_.is_neg()
@@ -198,7 +198,7 @@ private:
                        + c10::str(x_.sizes()));
   }
 
-  /// A negative number is a very large one here.
+  /// A negative number would be a very large one here.
   int64_t count_of(const std::vector<uint64_t>& rows) const {
     int64_t result = 0;
     for (auto n : rows)

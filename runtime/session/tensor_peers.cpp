@@ -24,8 +24,8 @@ namespace {
 
 constexpr auto& peers = comm_group::tp;
 
-/// What is computed again is exchanged again, in backward, where its own
-/// backward has the names of the first time (R52).
+/// A recomputation repeats its exchanges, in backward, where its own backward
+/// uses the names of the first pass (R52).
 std::string name_in_pass(const std::string& x) {
   auto* ex = execution::current();
   return ex && ex->pass().what == recompute_pass::kind::again ? x + " again"
@@ -39,7 +39,7 @@ tensor_group::pending pending_of(tensor_future x) {
   };
 }
 
-/// @returns the path of the call in a name that `tensor_peers::next_name` made;
+/// @returns the path of the call in a name made by `tensor_peers::next_name`;
 /// empty: it is none
 std::string call_of(const std::string& name) {
   auto slash = name.rfind('/');
@@ -137,7 +137,7 @@ std::vector<shared_calls> tensor_peers::calls(step_id step) const {
   std::erase_if(begun, [&](auto& x) {
     return x.label.group != group || call_of(x.label.name).empty();
   });
-  // What autograd calls has the name that it had in forward.
+  // Calls by autograd have the names that they had in forward.
   std::map<std::string, std::string> modules;
   for (auto& x : begun)
     if (x.label.what == phase::forward)

@@ -27,7 +27,7 @@ std::string short_type(std::string_view x) {
   return std::string{x};
 }
 
-/// What ranks hold parts of, with the modules that are parts of it.
+/// The modules that are shared or cut, with the modules inside of them.
 std::set<uint32_t> modules_in_parts(const walked_model& model,
                                     const sharing_decision& x) {
   std::set<uint32_t> result;
@@ -77,7 +77,7 @@ void explain_unknown(const walked_model& model,
       continue;
     auto below = model.subtree(i);
     auto parameters = [&](uint32_t j) { return has_parameters(model, j); };
-    // Of many, what has nothing to share is no surprise.
+    // A module without parameters matters only if it was requested itself.
     auto without = wishes.named(i) && !made_in_scope(model.modules[i])
                    && std::ranges::none_of(below, parameters);
     if (!parameters(i) && !without)

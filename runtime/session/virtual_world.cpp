@@ -24,7 +24,7 @@ make_ranks(const std::vector<std::shared_ptr<fabric>>& fabrics,
   for (auto& x : fabrics) {
     rank_runtime::parts parts;
     parts.config = config;
-    parts.config.print_partition = false; // tests have an output of their own
+    parts.config.print_partition = false; // tests have their own output
     parts.layout.size = fabrics.size();
     parts.layout.pipeline = config.pipeline_parallel_degree;
     parts.layout.tensor = config.tensor_parallel_degree;
@@ -38,7 +38,7 @@ make_ranks(const std::vector<std::shared_ptr<fabric>>& fabrics,
   return result;
 }
 
-/// Runs `body` on each rank, on a thread of its own.
+/// Runs `body` on each rank, each on its own thread.
 /// @returns the first error, or null
 std::exception_ptr run_on_threads(const std::vector<rank_ptr>& ranks,
                                   const session_config& config,
@@ -56,7 +56,7 @@ std::exception_ptr run_on_threads(const std::vector<rank_ptr>& ranks,
         if (!first)
           first = std::current_exception();
         guard.unlock();
-        // As when a process ends: the others must not wait for this rank.
+        // As when a process dies: the others must not wait for this rank.
         failure why{
           error_code::rank_down, rank->self(), {}, "its thread threw"};
         for (auto& other : ranks)
