@@ -323,7 +323,7 @@ private:
     return i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer);
   }
 
-  /// Saves arguments that this call, or other code, may write to as copies.
+  /// Saves arguments, as copies if this call or other code may write to them.
   void keep_arguments() {
     may_write_ = call_.modules.may_write(kept_.region);
     for (auto& x : given_) {

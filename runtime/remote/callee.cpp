@@ -47,7 +47,7 @@ struct arrived {
   std::vector<uint32_t> versions;
 };
 
-/// @returns an object or a named result that `req` needs; both are here by now.
+/// @returns a fetched object, or a result that `req` needs and that is here.
 at::Tensor take_object(const execution& ex, const request& req,
                        const remote_tensor& x) {
   if (x.what == remote_tensor::kind::object)

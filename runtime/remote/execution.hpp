@@ -260,8 +260,8 @@ public:
     return std::exchange(lent_, {});
   }
 
-  /// A Sequential that delegated a range of children to another rank and now
-  /// skips the children of that range (runtime/intercept/sequential.cpp).
+  /// A Sequential that handed a range of children over as one call and now
+  /// skips the other children of that range (runtime/intercept/sequential.cpp).
   struct range_marker {
     const void* sequential = nullptr;
     size_t next = 0;

@@ -41,13 +41,13 @@ public:
 
   // -- training ---------------------------------------------------------------
 
-  /// Ends the forward phase of a microbatch: waits until the schedule grants
-  /// its backward phase, then runs it across ranks. Inside a step body only.
-  /// Gradients are averaged over microbatches: the seed is 1 / microbatches
-  /// times `grad`, or times 1 for a scalar `loss` (R15), times the loss
-  /// scale
-  /// (`optimizer_options`); without `average_grads_across_microbatches` they
-  /// are summed.
+  /// Ends the forward phase of a microbatch: waits until the schedule
+  /// grants its backward phase, then runs it across ranks. Inside a step
+  /// body only. Gradients are averaged over microbatches: the seed is 1 /
+  /// microbatches times `grad`, or times 1 for a scalar `loss` (R15), times
+  /// the loss scale (`optimizer_options`); without
+  /// `average_grads_across_microbatches` gradients are summed, not
+  /// averaged.
   /// @param keep_graph another backward of this body uses the same graph
   void backward(const at::Tensor& loss, const at::Tensor& grad = {},
                 bool keep_graph = false);

@@ -34,7 +34,7 @@ public:
     return good_steps_;
   }
 
-  /// Reports whether a step's gradients are finite.
+  /// Updates the scale after a step, by whether its gradients are finite.
   /// @throws error (numbers) if they are not finite at the smallest scale
   void update(bool finite);
 

@@ -55,7 +55,7 @@ public:
     // nop
   }
 
-  /// Abandons transfers that arrive later.
+  /// Detaches the parameters from transfers that arrive later.
   ~optimizer_shards();
 
   optimizer_shards(const optimizer_shards&) = delete;

@@ -71,7 +71,7 @@ struct model_outline {
   uint64_t hash = 0;
   uint64_t modules = 0;
   uint64_t tensors = 0;
-  /// Modules marked by `set_stateful`: ordering them waits for other ranks.
+  /// Modules marked by `set_stateful`: a rank that orders them awaits others.
   std::set<uint32_t> stateful;
 };
 

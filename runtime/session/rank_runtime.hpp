@@ -217,7 +217,7 @@ private:
   std::shared_ptr<model_state> state_;
   mutable std::mutex mutex_;
   failure down_;            // guarded by mutex_
-  failure told_;            // first by SUPERVISOR; guarded by mutex_
+  failure told_;            // first from SUPERVISOR; guarded by mutex_
   stall_listener on_stall_; // guarded by mutex_
   std::condition_variable told_loss_;
   bool prints_stalls_ = true;
