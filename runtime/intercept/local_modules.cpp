@@ -147,7 +147,7 @@ call_result local_modules::call(module_id module, const call_target& x,
           unpacker{out.tensors()}};
 }
 
-/// Runs the code of a call without interception.
+/// Runs the code of a call directly, without `packed_call` interception.
 invocation local_modules::run_code(module_id module, const call_target& x,
                                    unpacker& in, const std::vector<value>& args,
                                    packer& out) {

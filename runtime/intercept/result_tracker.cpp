@@ -14,8 +14,8 @@ using recorded_values = c10::ArrayRef<const c10::IValue>;
 
 recorded_values recorded_inputs(const at::RecordFunction& f);
 
-/// `RecordFunction::inputs` asserts on a member that only debug builds of
-/// LibTorch set, and so fails at random in a program without NDEBUG.
+/// `RecordFunction::inputs` asserts on a member that only a debug build of
+/// LibTorch has, and so fails at random in a program without NDEBUG.
 template <recorded_values at::RecordFunction::*Inputs>
 struct inputs_without_assert {
   friend recorded_values recorded_inputs(const at::RecordFunction& f) {

@@ -292,8 +292,8 @@ public:
   using Impl::Impl;
 
   /// Runs `Impl::forward` here or at its owner.
-  /// @returns a value even where that returns a reference: a result from
-  /// another rank has no object here to refer to
+  /// @returns a value even where that returns a reference: a result of another
+  /// rank has no object here to refer to
   /// @throws error with rank and module if it fails there
   template <class... Ts>
   auto forward(Ts&&... xs) -> std::remove_cvref_t<

@@ -165,7 +165,7 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   options.interface = network.interface;
   options.spin = std::chrono::microseconds{x.spin};
   options.token = secret.token("ucx");
-  // Those that are too small for the stages, which do the same for all else.
+  // For messages too small for the stages, which order all others this way.
   options.priority = priority_of;
   if (network.line)
     options.silence = network.line->silence;
