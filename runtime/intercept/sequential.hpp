@@ -31,7 +31,7 @@ std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
 /// session, which must not contain anything that makes a call remote (R36).
 void observe_children(torch::nn::SequentialImpl& x);
 
-/// Gives the wrappers of `x` its id in `model`; after the
+/// Gives the wrappers of `x` the id that it has in `model`; call after the
 /// partition.
 void name_sequential(torch::nn::SequentialImpl& x, module_id id,
                      const std::shared_ptr<model_context>& model);

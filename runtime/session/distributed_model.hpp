@@ -225,8 +225,8 @@ void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true,
 
 namespace nn {
 
-/// How a `parameter_creation_scope` creates parameters, with the paper's
-/// names.
+/// How a `parameter_creation_scope` creates parameters, with the option names
+/// of the paper.
 struct parameter_creation_options {
   /// True: the module uses each slice for the samples of all tensor-parallel
   /// ranks, so the gradient covers that many batches. False: it covers one
@@ -286,7 +286,7 @@ public:
   }
 };
 
-/// Cuts weights [out, in, ...] and biases [out] along the output
+/// Cuts weights [out, in, ...] and biases [out] along the axis of the output
 /// channels.
 class initialize_with_output_partition : public parameter_creation_scope {
 public:

@@ -104,8 +104,8 @@ std::vector<owned_gradient> owned_gradients(const model_state& model) {
     auto& x = tensors[i];
     if (!map.owned(i) || x.is_buffer)
       continue;
-    // A shard is on one rank of all, a whole gradient on each
-    // replica.
+    // A shard is on exactly one rank of all, a whole gradient on each replica
+    // of its module.
     if (auto rows = buckets ? buckets->shards().of_rows(x.tensor)
                             : at::Tensor{};
         rows.defined())

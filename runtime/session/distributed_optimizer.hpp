@@ -30,7 +30,7 @@ struct optimizer_options {
   /// plus (1 - `ema_decay`) times the new weight.
   std::optional<double> ema_decay = {};
   /// Updates in one pass over memory where a kernel exists (`update_fused`):
-  /// faster, but the last digit may differ from that of LibTorch's
+  /// faster, but the last digit of a result may differ from that of LibTorch's
   /// optimizer.
   bool fused = false;
 };

@@ -77,8 +77,8 @@ void gradient_shards::begin(const std::vector<at::Tensor>& parameters,
     next.pieces[i].done = async::reduce(next.pieces[i].input, over, roots[i],
                                         reduce_op::mean, name,
                                         call_time::of_session, load);
-  // Only after all have begun: waiting for a rejected sum would never
-  // end.
+  // Only after all have begun: a caller that waits for a rejected sum would
+  // wait forever.
   under_way_.push_back(std::move(next));
 }
 

@@ -45,7 +45,7 @@ void apply_times(const module_times& x, model_info& model);
 /// null if there are none
 nlohmann::json times_json(const model_info& model);
 
-/// Writes the times in the form that `read_module_times` reads.
+/// Writes the times of a model in the form that `read_module_times` reads.
 /// @throws error (config) naming the file
 void write_module_times(const std::string& path, const model_info& model);
 

@@ -265,8 +265,8 @@ void optimizer_shards::send(std::vector<cut_parameter*>& xs,
     flat = at::empty({elements}, rows.front().options());
   }
   x->done = async::broadcast_(flat, over, root, "smp.updates");
-  // Only after it has begun: waiting for a rejected transfer would never
-  // end.
+  // Only after it has begun: a caller that waits for a rejected transfer would
+  // wait forever.
   under_way_.push_back(x);
   if (!mine)
     for (auto* c : xs)

@@ -107,8 +107,8 @@ double element_bytes(const walked_model& model) {
   return elements > 0 ? bytes / elements : sizeof(float);
 }
 
-/// Relative spread of one module's times on an otherwise idle
-/// machine.
+/// Relative spread of the measured times of one module on a machine that does
+/// nothing else.
 constexpr double time_error = 0.02;
 
 model_info describe(const walked_model& model,

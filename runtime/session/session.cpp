@@ -97,7 +97,7 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
   CPU_ZERO(&mine);
   for (uint64_t i = 0; i < share; ++i)
     CPU_SET(cores[env.local_rank * share + i], &mine);
-  // Threads created from here on inherit it. It is not required to succeed.
+  // Threads created from here on inherit it. A failure does no harm.
   (void)sched_setaffinity(0, sizeof(mine), &mine);
 }
 
