@@ -24,18 +24,18 @@ struct net_impl : torch::nn::Module {
   net_impl() {
     for (int i = 0; i < 4; ++i)
       blocks->push_back(block());
-    register_module("in", in);
+    register_module("stem", stem);
     register_module("blocks", blocks);
     register_module("side", side);
-    register_module("out", out);
+    register_module("head", head);
   }
   torch::Tensor forward(torch::Tensor x) {
-    auto y = blocks->forward(in(x));
-    return out(y + side(x)); // a branch that passes all blocks
+    auto y = blocks->forward(stem(x));
+    return head(y + side(x)); // a branch that passes all blocks
   }
 
   torch::nn::Sequential blocks;
-  torch::nn::Linear in{32, 256}, side{32, 256}, out{256, 10};
+  torch::nn::Linear stem{32, 256}, side{32, 256}, head{256, 10};
 };
 TORCH_MODULE_IMPL(net, net_impl);
 

@@ -485,6 +485,11 @@ session_config without_idle_keys(session_config x) {
       std::visit(
         [&](auto* to) { *to = *std::get<decltype(to)>(key.slot(defaults)); },
         key.slot(whole));
+  // See `check_partition`.
+  auto& smp = whole.smp;
+  if (smp.tensor_parallel_degree == 1
+      && (smp.memory_weight || !smp.auto_partition))
+    smp.optimize = defaults.smp.optimize;
   return std::move(whole.smp);
 }
 

@@ -304,7 +304,8 @@ TEST_CASE("A rank that is stopped before it joined is shown",
     train_dir dir{endless};
     auto run = dir.start({"tiny.toml", "--run-dir", "run"});
     auto end = std::chrono::steady_clock::now() + std::chrono::seconds{60};
-    while (!std::filesystem::exists(dir.path / "run/inspect.entry"))
+    auto entry = dir.path / "run/inspect.entry";
+    while (!std::filesystem::exists(entry) || children_of(run.pid()).size() < 2)
       REQUIRE(std::chrono::steady_clock::now() < end);
     auto pid = children_of(run.pid()).at(1);
     REQUIRE(::kill(pid, SIGSTOP) == 0);
