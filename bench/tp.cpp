@@ -1,7 +1,7 @@
 // The costs and savings of modules that tensor-parallel ranks share:
 //
 //   bench_tp [--part=abc] [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
-//            [--users=N] [--items=N]
+//            [--users=N] [--items=N] [--ranks=N]
 //
 // (a) Training steps of a GPT whose blocks two ranks of one thread each share,
 // for memory and for speed, in one process of two threads, and by
@@ -12,13 +12,13 @@
 // equation 4 of Korthikanti et al. 2022 and with one process divided by the
 // ranks, and what it sends, for both kinds of sharing, by two and four ranks.
 //
-// (c) Neural collaborative filtering (paper, section 7.4): four ranks share the
-// four tables, and each takes samples of its own through the rest. For
-// comparison the same batch on all four (smp.prescaled_batch), so that the
-// tables need less exchange and all else is computed four times, by smp and by
-// torch. There are as many users as in the paper if memory allows, else a
-// tenth. The result of 16 ranks, as many as in the paper, is predicted from the
-// costs of the partition (docs/partition.md).
+// (c) Neural collaborative filtering (paper, section 7.4): four ranks, or
+// --ranks, share the four tables, and each takes samples of its own through the
+// rest. For comparison the same batch on all of them (smp.prescaled_batch), so
+// that the tables need less exchange and all else is computed by each rank, by
+// smp and by torch. There are as many users as in the paper if memory allows,
+// else a tenth. The result of 16 ranks, as many as in the paper, is predicted
+// from the costs of the partition (docs/partition.md).
 //
 // The bytes that a rank sends are compared with the formulas of
 // docs/tensor_parallel.md plus the mean of gradients that are not shared.
@@ -34,6 +34,8 @@
 
 #include <cstdio>
 #include <functional>
+#include <set>
+#include <string>
 #include <thread>
 
 namespace smp::bench {
@@ -125,10 +127,17 @@ void run_shared_gpt(const arguments& args) {
 
 // -- (c) neural collaborative filtering ---------------------------------------
 
-constexpr uint64_t ncf_peers = 4;
 constexpr int64_t ncf_batch = 1024;   // of all ranks
 constexpr int64_t ncf_users = 318133; // of the paper
-constexpr uint64_t ncf_predicted[] = {ncf_peers, 16};
+constexpr uint64_t ncf_of_paper = 16; // ranks
+
+uint64_t ncf_peers(const arguments& args) {
+  return static_cast<uint64_t>(args.number("ranks", 4));
+}
+
+std::set<uint64_t> ncf_predicted(const arguments& args) {
+  return {ncf_peers(args), ncf_of_paper};
+}
 
 ncf_config ncf_sizes(const arguments& args) {
   // The widths of the paper: 64 for the product, 512 for the network.
@@ -201,8 +210,9 @@ void run_lone_ncf(const arguments& args) {
 void run_shared_ncf(const arguments& args) {
   const task x{args};
   const auto same = args.number("same", 0) != 0;
+  const auto peers = ncf_peers(args);
   session s{{.ddp = true,
-             .tensor_parallel_degree = ncf_peers,
+             .tensor_parallel_degree = peers,
              .tensor_parallel_modules = {"embed_*"},
              .prescaled_batch = same,
              .threads = 1,
@@ -217,8 +227,8 @@ void run_shared_ncf(const arguments& args) {
   torch::optim::SGD sgd{model->parameters(), 0.01};
   distributed_optimizer optimizer{sgd};
   const auto traffic = traffic_of(*model);
-  const auto formula = same ? traffic.repeated(ncf_peers)
-                            : traffic.shared(ncf_peers);
+  const auto formula = same ? traffic.repeated(static_cast<double>(peers))
+                            : traffic.shared(static_cast<double>(peers));
   auto train_step = step(
     [&](torch::Tensor users, torch::Tensor items, torch::Tensor labels) {
       auto loss = torch::binary_cross_entropy_with_logits(model(users, items),
@@ -254,9 +264,9 @@ void run_shared_ncf(const arguments& args) {
 void run_cost_of_ncf(const arguments& args) {
   const auto sizes = ncf_sizes(args);
   train_config x;
-  x.ranks = ncf_peers;
+  x.ranks = ncf_peers(args);
   x.smp.ddp = true;
-  x.smp.tensor_parallel_degree = ncf_peers;
+  x.smp.tensor_parallel_degree = x.ranks;
   x.smp.tensor_parallel_modules = {"embed_*"};
   x.smp.threads = 1;
   x.model.type = "ncf";
@@ -269,7 +279,7 @@ void run_cost_of_ncf(const arguments& args) {
   x.train.steps = 1;
   figures result;
   decide_alone(x, [&](lone_decision& run) {
-    for (auto ranks : ncf_predicted) {
+    for (auto ranks : ncf_predicted(args)) {
       const sharing_request how{.patterns = x.smp.tensor_parallel_modules,
                                 .peers = ranks,
                                 .prescaled = args.number("same", 0) != 0};
@@ -386,7 +396,7 @@ void predict_ncf(const scratch& dir, arguments args) {
   args.set(fmt::format("--samples={}", ncf_batch));
   args.set("--same=1");
   const auto same = run_fresh(dir, 1, "ncf_cost", args);
-  for (auto ranks : ncf_predicted) {
+  for (auto ranks : ncf_predicted(args)) {
     const auto name = std::to_string(ranks);
     const auto n = static_cast<double>(ranks);
     const auto both = tables / n
@@ -413,30 +423,31 @@ double available_memory() {
 
 /// The memory of all ranks together, which hold the tables and their gradients
 /// once, as one process alone does.
-double needed_memory(const ncf_config& x) {
-  constexpr double ranks = ncf_peers;
+double needed_memory(const ncf_config& x, uint64_t ranks) {
   constexpr double process = 512e6;
   const auto width = x.width * (1 + (int64_t{1} << (x.layers - 1)));
   const auto tables = static_cast<double>((x.users + x.items) * width)
                       * sizeof(float);
-  return ranks * process + 2 * tables;
+  return static_cast<double>(ranks) * process + 2 * tables;
 }
 
 void compare_ncf(const scratch& dir, arguments args) {
+  const auto ranks = ncf_peers(args);
   if (args.text("users").empty()
-      && needed_memory(ncf_sizes(args)) > available_memory())
+      && needed_memory(ncf_sizes(args), ranks) > available_memory())
     args.set(fmt::format("--users={}", ncf_users / 10));
   const auto x = ncf_sizes(args);
   auto repeated = args;
   repeated.set("--same=1");
   std::vector<contestant> xs{
-    {"smp, tables shared by 4 ranks, own samples",
-     [&] { return run_fresh(dir, ncf_peers, "ncf", args); }},
-    {"smp, the same samples on all 4",
-     [&] { return run_fresh(dir, ncf_peers, "ncf", repeated); }}};
+    {fmt::format("smp, tables shared by {} ranks, own samples", ranks),
+     [&] { return run_fresh(dir, ranks, "ncf", args); }},
+    {fmt::format("smp, the same samples on all {}", ranks),
+     [&] { return run_fresh(dir, ranks, "ncf", repeated); }}};
   if (!python().empty())
-    xs.push_back({"torch, 4 ranks, tables cut, the same samples",
-                  [&] { return run_peer(dir, ncf_peers, "ncf", args); }});
+    xs.push_back(
+      {fmt::format("torch, {} ranks, tables cut, the same samples", ranks),
+       [&] { return run_peer(dir, ranks, "ncf", args); }});
   fmt::print(
     "\n(c) NCF: {} users (in the paper {}), {} items, {} samples; ranks of one "
     "thread\n",
@@ -445,9 +456,9 @@ void compare_ncf(const scratch& dir, arguments args) {
   auto& mine = xs[0].result["step"];
   auto& other = xs[1].result["step"];
   fmt::print(
-    "  measured, 4 ranks on {} cores: {:.2f} times the throughput of the same "
+    "  measured, {} ranks on {} cores: {:.2f} times the throughput of the same "
     "samples on all by the minima, {:.2f} by the medians\n",
-    std::thread::hardware_concurrency(), minimum(other) / minimum(mine),
+    ranks, std::thread::hardware_concurrency(), minimum(other) / minimum(mine),
     median(other) / median(mine));
   predict_ncf(dir, args);
 }
