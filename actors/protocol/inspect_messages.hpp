@@ -23,8 +23,9 @@ template <class Inspector>
 bool inspect(Inspector& f, member& x) {
   return f.object(x).fields(
     f.field("rank", x.rank), f.field("pid", x.pid), f.field("host", x.host),
-    f.field("machine", x.machine), f.field("run_id", x.run_id),
-    f.field("build", x.build), f.field("settings", x.settings),
+    f.field("machine", x.machine), f.field("cores", x.cores),
+    f.field("run_id", x.run_id), f.field("build", x.build),
+    f.field("settings", x.settings),
     f.field("fabric_address", x.fabric_address), f.field("stalls", x.stalls));
 }
 

@@ -25,6 +25,8 @@ struct member {
   std::string host;
   /// Equal on all ranks of one machine and different on all others.
   std::string machine;
+  /// The cores of the machine on which the rank may run, by number.
+  std::vector<uint32_t> cores;
   /// Tells runs apart: a rank that joins the wrong run is refused.
   std::string run_id;
   /// Must be equal on all ranks; a rank that differs is refused by name.

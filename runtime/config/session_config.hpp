@@ -129,7 +129,8 @@ struct session_config {
   /// What follows a report of a long wait: "report" goes on, "end" ends.
   std::string on_stall = "report";
   uint64_t seed = 1;
-  /// Kernel threads per rank; 0: cores / ranks on this machine, at least 1.
+  /// Kernel threads per rank; 0: its share of the cores that it and the other
+  /// ranks on this machine may use, at least 1.
   uint64_t threads = 0;
   /// Allows non-loopback interfaces although UCX's tcp has no authentication,
   /// and suppresses the warning about tcp over loopback.

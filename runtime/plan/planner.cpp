@@ -3,6 +3,7 @@
 #include "partition/program.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/checkpoint/load_state_dict.hpp"
+#include "runtime/launch/cores.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/plan/assumed_peers.hpp"
@@ -25,7 +26,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <thread>
 
 namespace smp {
 
@@ -62,7 +62,7 @@ class threads_of_a_rank {
 public:
   explicit threads_of_a_rank(const train_config& x)
     : before_(at::get_num_threads()) {
-    auto cores = std::max(1u, std::thread::hardware_concurrency());
+    auto cores = usable_cores().size();
     auto share = std::max<uint64_t>(1, cores / ranks_of(x));
     at::set_num_threads(
       static_cast<int>(x.smp.threads > 0 ? x.smp.threads : share));

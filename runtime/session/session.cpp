@@ -6,6 +6,7 @@
 #include "actors/server/execution_token.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/config/config_file.hpp"
+#include "runtime/launch/cores.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/network_choice.hpp"
@@ -27,10 +28,8 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <exception>
-#include <thread>
 
 #include <sched.h>
 #include <unistd.h>
@@ -70,26 +69,13 @@ std::string too_few_ranks(const rank_environment& x, uint64_t wanted) {
   return result;
 }
 
-/// Number of threads of one rank, so that all ranks use each core once.
-uint64_t kernel_threads(const session_config& x, uint64_t cores,
-                        uint64_t local_size) {
-  if (x.threads > 0)
-    return x.threads;
-  return std::max<uint64_t>(1, cores / std::max<uint64_t>(1, local_size));
-}
-
 /// Gives each rank of this machine its own cores, as mpirun does: two ranks
 /// whose threads happen to share a core wait for each other although another
 /// core is idle (measured: 8 % of a step at width 256, 15 % at width 64). Only
 /// among the cores that this process may use, and only if there are enough.
+/// @param threads that the user wants; 0: one for each core
 void bind_to_cores(const rank_environment& env, uint64_t threads) {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
-    return;
-  std::vector<int> cores;
-  for (int i = 0; i < CPU_SETSIZE; ++i)
-    if (CPU_ISSET(i, &allowed))
-      cores.push_back(i);
+  auto cores = usable_cores();
   auto share = env.local_size > 0 ? cores.size() / env.local_size : 0;
   if (share == 0 || threads > share || env.local_rank >= env.local_size)
     return;
@@ -99,6 +85,15 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
     CPU_SET(cores[env.local_rank * share + i], &mine);
   // Threads created from here on inherit it. A failure does no harm.
   (void)sched_setaffinity(0, sizeof(mine), &mine);
+}
+
+/// @returns how many cores of its machine are for a rank
+uint64_t cores_of(const member& x, const std::vector<member>& all) {
+  std::vector<std::vector<uint32_t>> here;
+  for (auto& y : all)
+    if (y.machine == x.machine)
+      here.push_back(y.cores);
+  return share_of_cores(x.cores, here);
 }
 
 /// How the ranks of this machine share memory.
@@ -233,7 +228,7 @@ struct session::process {
 
   /// Returns when all ranks have begun.
   void begin(const rank_environment& env, rank_runtime& rank,
-             std::string settings, uint64_t cores);
+             std::string settings);
 
   /// @returns nullopt if it has been published already
   std::optional<inspection_entry> open_inspection() {
@@ -335,6 +330,7 @@ std::vector<member> session::process::join(const rank_environment& env,
   x.me.pid = getpid();
   x.me.host = host_name();
   x.me.machine = machine_identity();
+  x.me.cores = usable_cores();
   x.me.run_id = env.run_id;
   x.me.build = build_id();
   x.me.settings = std::move(settings);
@@ -346,12 +342,18 @@ std::vector<member> session::process::join(const rank_environment& env,
 }
 
 void session::process::begin(const rank_environment& env, rank_runtime& rank,
-                             std::string settings, uint64_t cores) {
+                             std::string settings) {
   std::vector<std::string> addresses{rank.fabric().address()};
-  if (env.world_size > 1)
-    addresses = rank.take_places(join(env, rank, std::move(settings)));
-  at::set_num_threads(static_cast<int>(kernel_threads(
-    rank.config(), cores, rank.layout().local_size(rank.self()))));
+  uint64_t cores = 0;
+  if (env.world_size > 1) {
+    auto all = join(env, rank, std::move(settings));
+    cores = cores_of(all.at(env.rank), all);
+    addresses = rank.take_places(all);
+  } else {
+    cores = usable_cores().size();
+  }
+  auto threads = rank.config().threads;
+  at::set_num_threads(static_cast<int>(threads > 0 ? threads : cores));
   rank.attach_main_thread();
   rank.start(addresses);
   if (env.world_size == 1)
@@ -380,10 +382,9 @@ session::session(session_config config, std::string settings)
   auto layout = layout_of(config, env.world_size);
   (void)rank_layout{layout}; // throws before anything starts
   check_limits(env.world_size);
-  const uint64_t cores = std::thread::hardware_concurrency();
   // Another launcher binds its ranks itself.
   if (env.supervised)
-    bind_to_cores(env, kernel_threads(config, cores, env.local_size));
+    bind_to_cores(env, config.threads);
   process_ = std::make_unique<process>();
   if (env.world_size > 1)
     process_->find_supervisor(env, config);
@@ -401,7 +402,7 @@ session::session(session_config config, std::string settings)
   if (env.rank > 0 && !env.supervised)
     rank_->keep_stalls_quiet();
   try {
-    process_->begin(env, *rank_, std::move(settings), cores);
+    process_->begin(env, *rank_, std::move(settings));
   } catch (...) {
     // Not when the last owner releases it: that may be a callback of the
     // membership, on the thread on which the SERVER would have to end.

@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/launch/cores.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/program.hpp"
@@ -180,8 +181,8 @@ Tensor as_tensor(const std::vector<double>& xs) {
 class rank_threads {
 public:
   explicit rank_threads(unsigned ranks) : before_(at::get_num_threads()) {
-    auto cores = std::thread::hardware_concurrency();
-    at::set_num_threads(static_cast<int>(std::max(1u, cores / ranks)));
+    auto cores = usable_cores().size();
+    at::set_num_threads(static_cast<int>(std::max<size_t>(1, cores / ranks)));
   }
 
   ~rank_threads() {

@@ -21,6 +21,7 @@ member of_run(uint64_t rank) {
   result.pid = 4711;
   result.host = "node1";
   result.machine = "node1 boot";
+  result.cores = {0, 1, 130};
   result.run_id = "run";
   result.build = "build";
   result.settings = "smp.seed = 1\n";

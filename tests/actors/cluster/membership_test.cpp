@@ -99,6 +99,7 @@ membership::options rank_options(uint64_t rank, uint16_t port, losses& heard) {
   result.me.rank = rank_id{rank};
   result.me.pid = getpid();
   result.me.host = "here";
+  result.me.cores = {static_cast<uint32_t>(rank), 7};
   result.me.run_id = "a run";
   result.me.build = "build 1";
   result.me.settings = "smp.seed = 1\n";
@@ -204,6 +205,8 @@ TEST_CASE("ranks join, learn each other's addresses and leave",
     REQUIRE(members.size() == 2);
     for (uint64_t i = 0; i < 2; ++i) {
       CHECK(members[i].rank == rank_id{i});
+      CHECK(members[i].cores
+            == std::vector<uint32_t>{static_cast<uint32_t>(i), 7});
       CHECK(members[i].fabric_address
             == std::string{"\0address ", 9} + std::to_string(i));
     }
