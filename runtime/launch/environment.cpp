@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -292,6 +294,8 @@ bool stderr_is_terminal() {
 
 void prepare_process(int, char** argv) {
   use_limits();
+  // After the exec below, top and pkill would know it as "exe".
+  ::prctl(PR_SET_NAME, program_invocation_short_name);
   // Executor threads allocate in arenas that glibc would trim after each step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);

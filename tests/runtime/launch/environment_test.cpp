@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <latch>
 #include <map>
@@ -433,8 +434,11 @@ TEST_CASE("child: writes the environment that a prepared process sees",
     auto x = std::getenv(name);
     return std::string{x != nullptr ? x : "-"};
   };
+  std::ifstream own{"/proc/self/comm"};
+  std::string name;
+  std::getline(own, name);
   std::ofstream{std::getenv("SMP_TEST_OUT")}
-    << ::getpid() << " " << value("OMP_WAIT_POLICY") << " "
+    << name << " " << ::getpid() << " " << value("OMP_WAIT_POLICY") << " "
     << value("UCX_MEM_MMAP_HOOK_MODE") << " " << value("GLIBC_TUNABLES") << " "
     << value("SMP_PREPARED");
   if (SMP_TEST_OTHER_MALLOC)
@@ -491,6 +495,7 @@ TEST_CASE(
   REQUIRE(::waitpid(pid, &status, 0) == pid);
   CHECK(status == 0);
   CHECK(dir.read("out")
-        == std::to_string(pid) + " " + (given.empty() ? "passive" : given)
+        == "test " + std::to_string(pid) + " "
+             + (given.empty() ? "passive" : given)
              + " none glibc.malloc.hugetlb=1 -");
 }
