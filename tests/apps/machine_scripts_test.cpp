@@ -95,7 +95,7 @@ TEST_CASE_METHOD(documented, "the Slurm batch file of the documentation runs",
   write_program("ssh", on.stand_in_for_ssh());
   write_program("scontrol", "#!/bin/sh\necho \"$3\" | tr , '\\n'\n");
   write_program("srun", R"(#!/bin/bash
-while [ "${1#--}" != "$1" ]; do shift; done
+while [ "${1#--}" != "$1" ]; do echo "srun got $1"; shift; done
 rank=0
 for node in 0 1; do
   host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" |
@@ -118,10 +118,16 @@ exit $code
                        {"PATH", search_path()},
                        {"SLURM_JOB_ID", "42"},
                        {"SLURM_NTASKS", "4"},
+                       {"SLURM_CPUS_PER_TASK", "8"},
+                       {"SLURM_PROCID", "0"}, // of the script itself
+                       {"SLURM_LOCALID", "0"},
+                       {"SLURM_NODEID", "0"},
                        {"SLURM_JOB_NODELIST", "ma,mb"}});
   CHECK(run.join() == 0);
   INFO(run.output());
   CHECK_THAT(run.output(), ContainsSubstring("done after 4 of 4 steps"));
+  // It does not know it from the batch file.
+  CHECK_THAT(run.output(), ContainsSubstring("srun got --cpus-per-task=8\n"));
   CHECK_THAT(read("runs/42/log-3.txt"),
              ContainsSubstring("local rank 1 of 2 on mb"));
 }

@@ -219,6 +219,35 @@ TEST_CASE("Open MPI and Slurm name rank, size and job",
   CHECK_FALSE(read_rank_environment());
 }
 
+TEST_CASE("a task of srun is a rank, and the batch script around it is none",
+          "[runtime][environment]") {
+  scratch_dir dir;
+  // As Slurm 22.05 sets them in a job of two nodes with two tasks each.
+  std::map<std::string, std::string> job = {{"SLURM_JOB_ID", "20"},
+                                            {"SLURM_NTASKS", "4"},
+                                            {"SLURM_TASKS_PER_NODE", "2(x2)"},
+                                            {"SLURM_PROCID", "0"},
+                                            {"SLURM_LOCALID", "0"},
+                                            {"SLURM_NODEID", "0"},
+                                            {"SMP_RENDEZVOUS_DIR", dir.path}};
+  auto task = job;
+  task["SLURM_STEP_ID"] = "0";
+  task["SLURM_STEP_NUM_TASKS"] = "4";
+  task["SLURM_STEP_TASKS_PER_NODE"] = "2(x2)";
+  task["SLURM_PROCID"] = "3";
+  task["SLURM_LOCALID"] = "1";
+  task["SLURM_NODEID"] = "1";
+  auto x = read_with(task);
+  CHECK(x.rank == 3);
+  CHECK(x.world_size == 4);
+  CHECK(x.local_rank == 1);
+  CHECK(x.local_size == 2);
+  CHECK(x.run_id == "slurm-20.0");
+  // The script has a number, but no step.
+  with_variables scope{job};
+  CHECK_FALSE(read_rank_environment());
+}
+
 TEST_CASE("Slurm tells how many ranks a node has", "[runtime][environment]") {
   scratch_dir dir;
   auto local_size = [&](const char* tasks, const char* node) {
