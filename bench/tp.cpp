@@ -264,9 +264,9 @@ void run_shared_ncf(const arguments& args) {
 void run_cost_of_ncf(const arguments& args) {
   const auto sizes = ncf_sizes(args);
   train_config x;
-  x.ranks = ncf_peers(args);
   x.smp.ddp = true;
-  x.smp.tensor_parallel_degree = x.ranks;
+  x.smp.tensor_parallel_degree = ncf_peers(args);
+  x.ranks = x.smp.tensor_parallel_degree;
   x.smp.tensor_parallel_modules = {"embed_*"};
   x.smp.threads = 1;
   x.model.type = "ncf";
