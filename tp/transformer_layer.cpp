@@ -449,8 +449,17 @@ protected:
 
   at::Tensor norm(const at::Tensor& x,
                   const norm_parameters& p) const override {
-    if (!layer().rms_norm)
-      return at::layer_norm(x, {x.size(-1)}, p.weight, p.bias, p.eps);
+    if (!layer().rms_norm) {
+      // With parameters in half precision, TorchScript's own autocast, unlike
+      // that of eager code, makes hidden states float32.
+      auto fitting = [&](const at::Tensor& parameter) {
+        return parameter.defined() && x.scalar_type() == at::kFloat
+                 ? parameter.to(at::kFloat)
+                 : parameter;
+      };
+      return at::layer_norm(x, {x.size(-1)}, fitting(p.weight), fitting(p.bias),
+                            p.eps);
+    }
     auto y = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
     auto scaled = x * at::rsqrt(y.square().mean(-1, true) + p.eps);
     return p.weight * scaled.to(p.weight.scalar_type());

@@ -193,9 +193,6 @@ TEST_CASE("a TorchScript model has them, too", "[runtime][verify][R35]") {
   for (auto& f : features()) {
     auto one = make();
     f.set(one.config);
-    // Code that ranks share knows its types.
-    if (of.tensor > 1 && computed_in(one.config) != c10::ScalarType::Float)
-      continue;
     check(one, f.name);
     if (f.common)
       f.set(all.config);

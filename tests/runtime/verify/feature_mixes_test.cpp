@@ -92,8 +92,7 @@ public:
     }
     x.smp.deterministic_server = maybe(0.2);
     x.smp.fast_mode = one_of<std::optional<bool>>({std::nullopt, false});
-    if (tp == 1) // code that ranks share knows its types
-      draw_type(x);
+    draw_type(x);
     draw_scale(x);
     x.optimizer.type = one_of<std::string>({"adamw", "adam", "sgd"});
     x.optimizer.fused = maybe(0.3);
