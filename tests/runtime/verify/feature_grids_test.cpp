@@ -1,12 +1,9 @@
 // ctest: timeout=600 label=proof
 #include "tests/support/catch.hpp"
 
-#include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
-
-#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <functional>
