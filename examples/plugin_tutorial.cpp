@@ -3,6 +3,8 @@
 #include "smp/plugin.hpp"
 #include "tutorial_model.hpp"
 
+#include <torch/nn/functional/loss.h>
+
 namespace tutorial {
 
 struct net_with_loss_impl : torch::nn::Module {

@@ -5,6 +5,8 @@
 
 #include "tutorial_model.hpp"
 
+#include <torch/torch.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <string_view>

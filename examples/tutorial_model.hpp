@@ -4,7 +4,9 @@
 
 #include "smp/smp.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 namespace tutorial {
 

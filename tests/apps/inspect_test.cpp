@@ -13,8 +13,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -60,13 +58,6 @@ answer run_program(const train_dir& dir, std::vector<std::string> command) {
 answer inspect_run(const train_dir& dir, std::vector<std::string> words) {
   words.insert(words.begin(), {"smp-inspect", "run"});
   return run_program(dir, std::move(words));
-}
-
-/// Whether a child of a launcher runs its program already.
-bool has_rank(pid_t x) {
-  std::ifstream in{fmt::format("/proc/{}/environ", x), std::ios::binary};
-  std::string all{std::istreambuf_iterator<char>{in}, {}};
-  return all.find("SMP_RANK=") != std::string::npos;
 }
 
 /// Asks until `done`, which a test expects soon. The last answer is its result.
@@ -316,7 +307,7 @@ TEST_CASE("A rank that is stopped before it joined is shown",
     // Not before its exec, for which the launcher waits.
     auto is_started = [&] {
       auto children = children_of(run.pid());
-      return children.size() == 2 && has_rank(children[1]);
+      return children.size() == 2 && has_variable(children[1], "SMP_RANK");
     };
     while (!std::filesystem::exists(dir.path / "run/inspect.entry")
            || !is_started())

@@ -48,6 +48,11 @@ std::vector<pid_t> children_of(pid_t x) {
   return {std::istream_iterator<pid_t>{in}, {}};
 }
 
+bool has_variable(pid_t x, const std::string& name) {
+  return ('\0' + file_of(x, "environ")).find('\0' + name + '=')
+         != std::string::npos;
+}
+
 double cpu_seconds_of(pid_t x) {
   auto text = file_of(x, "stat");
   auto name_end = text.rfind(')'); // the name may contain blanks

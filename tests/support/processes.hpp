@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <set>
+#include <string>
 #include <vector>
 
 #include <sys/types.h>
@@ -18,6 +19,10 @@ bool is_gone(pid_t x);
 
 /// @returns in the order of their start
 std::vector<pid_t> children_of(pid_t x);
+
+/// Whether the program of a process was started with an environment variable;
+/// not yet true between fork and exec.
+bool has_variable(pid_t x, const std::string& name);
 
 /// Seconds that a process computed, in steps of 10 ms; 0 if it is gone.
 double cpu_seconds_of(pid_t x);
