@@ -8,40 +8,35 @@
 
 namespace smp::nn {
 
+language_head::language_head(const native_module& x, int64_t vocabulary)
+  : name_(x.name),
+    weight_(x.parameters.at("weight")),
+    bias_(x.parameters.contains("bias") ? x.parameters.at("bias")
+                                        : at::Tensor{}),
+    vocabulary_(vocabulary),
+    options_(static_cast<const lm_head_options*>(x.options.get())->loss) {
+  options_.counts_samples_once = true;
+}
+
+std::vector<at::Tensor>
+language_head::forward(std::span<const at::Tensor> xs) const {
+  if (xs.empty() || xs.size() > 2)
+    throw error{error_code::user_code,
+                "'" + name_ + "' wants hidden states, or these and labels, not "
+                  + std::to_string(xs.size()) + " tensors"};
+  return {xs.size() == 1
+            ? logits_for_tp(xs[0], weight_, vocabulary_, options_, bias_)
+            : cross_entropy(xs[0], xs[1], options_)};
+}
+
+at::Tensor language_head::cross_entropy(const at::Tensor& hidden,
+                                        const at::Tensor& labels,
+                                        cross_entropy_options x) const {
+  x.counts_samples_once = options_.counts_samples_once;
+  return cross_entropy_for_tp(hidden, weight_, labels, vocabulary_, x, bias_);
+}
+
 namespace {
-
-class lm_head_of_peers final : public distributed_module {
-public:
-  lm_head_of_peers(const native_module& x, int64_t vocabulary)
-    : name_(x.name),
-      weight_(x.parameters.at("weight")),
-      bias_(x.parameters.contains("bias") ? x.parameters.at("bias")
-                                          : at::Tensor{}),
-      vocabulary_(vocabulary),
-      options_(static_cast<const lm_head_options*>(x.options.get())->loss) {
-    options_.counts_samples_once = true;
-  }
-
-  std::vector<at::Tensor>
-  forward(std::span<const at::Tensor> xs) const override {
-    if (xs.empty() || xs.size() > 2)
-      throw error{error_code::user_code,
-                  "'" + name_
-                    + "' wants hidden states, or these and labels, not "
-                    + std::to_string(xs.size()) + " tensors"};
-    return {xs.size() == 1
-              ? logits_for_tp(xs[0], weight_, vocabulary_, options_, bias_)
-              : cross_entropy_for_tp(xs[0], weight_, xs[1], vocabulary_,
-                                     options_, bias_)};
-  }
-
-private:
-  std::string name_;
-  at::Tensor weight_;
-  at::Tensor bias_; // undefined if there is none
-  int64_t vocabulary_;
-  cross_entropy_options options_;
-};
 
 std::string refusal_of_head(const native_module& x, int64_t peers) {
   if (auto rows = x.parameters.at("weight").size(0); rows < peers)
@@ -62,7 +57,7 @@ parameter_slices slices_of_head(const native_module& x, int64_t rank,
 
 std::unique_ptr<distributed_module> make_head(const native_module& x,
                                               const parameter_slices& slices) {
-  return std::make_unique<lm_head_of_peers>(x, slices.at("weight").whole[0]);
+  return std::make_unique<language_head>(x, slices.at("weight").whole[0]);
 }
 
 const char* manner_of_head(const native_module&, int64_t) {

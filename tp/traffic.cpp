@@ -74,13 +74,13 @@ private:
   double head() const {
     auto words = size_of("weight", 0);
     auto channels = size_of("weight", 1);
-    // The result is logits, or with labels as an argument, their loss.
+    // The result is a loss, with labels as an argument, or logits whose loss
+    // other code wants.
     auto with_logits = static_cast<uint64_t>(element_ * (channels + words));
-    auto rows = bytes_ / (element_ * (channels + words));
-    if (how_.bytes % with_logits == 0)
-      return element_ * (gather(rows * channels) + merge(rows * words));
-    rows = (bytes_ - element_ * static_cast<double>(how_.calls))
-           / (element_ * channels + index_);
+    auto rows = how_.bytes % with_logits == 0
+                  ? bytes_ / (element_ * (channels + words))
+                  : (bytes_ - element_ * static_cast<double>(how_.calls))
+                      / (element_ * channels + index_);
     auto of_all = how_.same_samples ? rows : peers_ * rows;
     auto losses = how_.same_samples ? 0 : allgather(rows);
     return element_ * gather(rows * channels) + indices(rows)

@@ -3,6 +3,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/boxed_arguments.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/late_logits.hpp"
 #include "runtime/lazy/late_value.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "transport/error.hpp"
@@ -126,6 +127,8 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     redispatch_boxed(op, keys & after, *stack);
     return;
   }
+  if (run_without_logits(op, *stack))
+    return;
   auto count = op.schema().arguments().size();
   auto given = at::ArrayRef<c10::IValue>(
     stack->data() + (stack->size() - count), count);

@@ -5,6 +5,7 @@
 #include "runtime/model/tp_register.hpp"
 #include "tp/distributions.hpp"
 #include "tp/lm_head.hpp"
+#include "tp/module_options.hpp"
 #include "tp/refusals.hpp"
 #include "tp/transformer_layer_options.hpp"
 #include "transport/error.hpp"
@@ -181,8 +182,17 @@ bool calls_functional(const jit::Node& x) {
          || name.ends_with("torch.nn.functional.layer_norm");
 }
 
+/// Whether the code takes one tensor, apart from parameters of the module,
+/// which traced code passes if other modules have them, too.
+bool takes_one_tensor(const jit::Graph& graph) {
+  auto inputs = graph.inputs().slice(1);
+  return std::ranges::count_if(
+           inputs, [](auto* x) { return !is_parameter_of_operation(*x); })
+         == 1;
+}
+
 void read_code(const jit::Graph& graph, native_module& to) {
-  if (graph.inputs().size() != 2) {
+  if (!takes_one_tensor(graph)) {
     to.doubt
       = "its code does not take one tensor; export it as torch.nn has "
         "it";
@@ -243,7 +253,7 @@ void read_calls(const c10::ClassType& x, native_module& to) {
   if (first)
     to = std::move(*first);
   else
-    to.doubt = "it has no code; export it as torch.nn has it";
+    to.doubt = "the file has no code of it, so nothing calls it";
 }
 
 } // namespace
@@ -416,11 +426,28 @@ std::optional<native_module> whole_module(const walked_model& model,
   return result;
 }
 
+/// Tells whether the weight of a Linear is also the table of an Embedding, as
+/// in the last layer of most language models.
+bool is_tied_linear(const walked_model& model, uint32_t module) {
+  auto is = [&model](uint32_t i, std::string_view type) {
+    return name_of_class(model.modules[i].type) == type;
+  };
+  return is(module, "Linear")
+         && std::ranges::any_of(model.modules[module].tensors, [&](auto i) {
+              auto& t = model.tensors[i];
+              return !t.is_buffer && t.tensor.dim() == 2
+                     && std::ranges::any_of(t.modules, [&](auto other) {
+                          return is(other, "Embedding");
+                        });
+            });
+}
+
 /// Tells whether a module is the last layer of a language model.
 bool is_lm_head(const walked_model& model, uint32_t module) {
   auto& m = model.modules[module];
   auto known = m.object ? registration_of(m.type) : std::nullopt;
-  return known && read_registered(*known, m).how == &nn::lm_head_distribution;
+  return known ? read_registered(*known, m).how == &nn::lm_head_distribution
+               : is_tied_linear(model, module);
 }
 
 } // namespace
@@ -456,6 +483,12 @@ std::optional<native_module> native_of(const walked_model& model,
     read_calls(*m.script->type(), result);
   if (auto why = doubt_of_parameters(result); !why.empty())
     result.doubt = std::move(why);
+  if (is_tied_linear(model, module)) {
+    auto head = described(lm_head_options{});
+    result.type = head.type;
+    result.how = head.how;
+    result.options = head.options;
+  }
   return result;
 }
 

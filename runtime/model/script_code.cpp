@@ -79,13 +79,51 @@ void visit(const body_visitor& f, const std::string& name,
     f(name, *body->graph());
 }
 
+bool is_parameter_of_operation(const jit::Use& x) {
+  return x.user->kind() == c10::aten::linear
+           ? x.offset == 1 || x.offset == 2
+           : x.user->kind() == c10::aten::embedding && x.offset == 0;
+}
+
+/// Adds the classes in which `x` is the parameter of an operation.
+/// @param in the class whose code this is
+/// @returns whether it is nothing else
+bool find_parameter(const jit::Value& x, const c10::ClassType* in,
+                    std::set<const c10::ClassType*>& to) {
+  return std::ranges::all_of(x.uses(), [&](const jit::Use& use) {
+    if (is_parameter_of_operation(use)) {
+      to.insert(in);
+      return true;
+    }
+    if (use.user->kind() != c10::prim::CallMethod || use.offset == 0)
+      return false;
+    auto* callee = module_class(*use.user->input(0));
+    auto* graph = callee ? graph_of(*callee, use.user->s(c10::attr::name))
+                         : nullptr;
+    return graph && find_parameter(*graph->inputs().at(use.offset), callee, to);
+  });
+}
+
+bool has_children(const c10::ClassType& x) {
+  return std::ranges::any_of(x.getAttributes(), [](auto& y) {
+    auto* type = y.getType()->template castRaw<c10::ClassType>();
+    return type && type->is_module();
+  });
+}
+
 } // namespace
 
-const jit::Graph* graph_of_forward(const c10::ClassType& x) {
-  std::string kept{kept_prefix};
-  auto* f = x.findMethod(kept.append("forward"));
+bool is_parameter_of_operation(const jit::Value& x) {
+  return !x.uses().empty()
+         && std::ranges::all_of(x.uses(), [](const jit::Use& use) {
+              return is_parameter_of_operation(use);
+            });
+}
+
+const jit::Graph* graph_of(const c10::ClassType& x, const std::string& method) {
+  auto* f = x.findMethod(std::string{kept_prefix} + method);
   if (!f)
-    f = x.findMethod("forward");
+    f = x.findMethod(method);
   auto* code = f ? jit::tryToGraphFunction(*f) : nullptr;
   return code ? code->graph().get() : nullptr;
 }
@@ -169,6 +207,7 @@ script_code::script_code(const std::vector<c10::ClassTypePtr>& classes) {
 void script_code::read(const c10::ClassType* cls, const jit::Graph& graph,
                        const jit::Block& block) {
   auto* self = graph.inputs().at(0);
+  auto children = has_children(*cls);
   auto changes = [&](const attribute_access& access) {
     auto* of = module_class(*access.object);
     if (!of)
@@ -188,11 +227,18 @@ void script_code::read(const c10::ClassType* cls, const jit::Graph& graph,
     auto access = access_of(*node);
     if (access.object && access.writes) {
       changes(access);
-    } else if (access.object && access.object != self
-               && !module_class(*node->output())) {
+    } else if (access.object && !module_class(*node->output())
+               && (access.object != self
+                   || (children
+                       && node->output()->type()->kind()
+                            == c10::TypeKind::TensorType))) {
       if (auto* of = module_class(*access.object))
-        if (auto path = path_from(self, access.object))
-          outside_[cls].push_back({*path, {of, access.name}, false});
+        if (auto path = path_from(self, access.object)) {
+          outside_access read{*path, {of, access.name}};
+          if (!find_parameter(*node->output(), cls, read.passed_to))
+            read.passed_to.clear();
+          outside_[cls].push_back(std::move(read));
+        }
     }
     if (node->kind() == c10::prim::fork && !forks_)
       forks_ = cls;

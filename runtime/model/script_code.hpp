@@ -22,12 +22,17 @@ inline constexpr std::string_view kept_prefix = "__smp_orig_";
 /// An attribute of a class, of all its objects.
 using class_attribute = std::pair<const c10::ClassType*, std::string>;
 
-/// Code that reads or sets an attribute of a module other than `self`.
+/// Code that reads or sets an attribute of a module other than `self`, or reads
+/// a tensor of `self` beside its children.
 struct outside_access {
-  /// Attributes from `self` to the other module.
+  /// Attributes from `self` to the other module; empty: `self`.
   std::vector<std::string> path;
   class_attribute attribute;
   bool writes = false;
+  /// Of a read: the classes of linears and tables to which what was read is
+  /// only passed, as their weight or bias. Empty: code does something else with
+  /// it. (Traced code passes a parameter that modules share to all but one.)
+  std::set<const c10::ClassType*> passed_to = {};
 };
 
 /// A call of a child by a Sequential.
@@ -94,8 +99,13 @@ void for_each_body(const c10::ClassType& x, const body_visitor& f);
 /// for each call, "forward", "forward1", "forward2", ...
 bool is_forward(std::string_view method);
 
-/// @returns the code of `forward`, rewritten or not; null if it has none
-const torch::jit::Graph* graph_of_forward(const c10::ClassType& x);
+/// @returns the code of a method, rewritten or not; null if it has none
+const torch::jit::Graph* graph_of(const c10::ClassType& x,
+                                  const std::string& method);
+
+/// Tells whether code uses `x` only as the weight or bias of a linear, or as
+/// the table of an embedding, there and not in modules that it calls.
+bool is_parameter_of_operation(const torch::jit::Value& x);
 
 /// Calls `f(node)` for all nodes of the block and of the blocks in it. `f` may
 /// destroy its node.

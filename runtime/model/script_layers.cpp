@@ -75,7 +75,7 @@ public:
   term follow(uint32_t module, const std::string& path,
               const std::vector<term>& arguments) {
     auto* script = model_.modules[module].script;
-    auto* graph = graph_of_forward(*script->type());
+    auto* graph = graph_of(*script->type(), "forward");
     require(graph && graph->inputs().size() == arguments.size() + 1
               && graph->outputs().size() == 1,
             "code of '" + path + "' is called in another way than it was made");
@@ -468,7 +468,7 @@ script_layer read_script_layer(const walked_model& model, uint32_t module) {
   });
   if (!result.doubt.empty())
     return result;
-  auto* graph = graph_of_forward(type);
+  auto* graph = graph_of(type, "forward");
   auto inputs = graph ? graph->inputs().size() - 1 : 0;
   if (inputs < 1 || inputs > 2) {
     result.doubt

@@ -191,15 +191,31 @@ private:
         auto i = result_.find(t);
         if (i < 0)
           return;
-        if (result_.tensors[i].is_buffer)
+        auto& read = result_.tensors[i];
+        if (read.is_buffer && !x.path.empty())
           m.reads.push_back(static_cast<uint32_t>(i));
-        else
-          result_.tensors[i].read_by = m.names.front();
+        if (!read.is_buffer && !is_only_passed(read, x))
+          read.read_by = m.names.front();
       },
       seen);
+    if (x.path.empty())
+      return;
     if (code.is_mutable(x.attribute) && !other->slots()[*slot].isTensor())
       m.stateful = "reads the attribute '" + x.attribute.second + "' of '"
                    + name + "', which changes";
+  }
+
+  /// Tells whether code only passes a parameter to modules to which it belongs,
+  /// or is that of the module to which it alone belongs.
+  bool is_only_passed(const walked_tensor& t, const outside_access& x) const {
+    if (x.path.empty() && t.modules.size() == 1)
+      return true;
+    return !x.passed_to.empty()
+           && std::ranges::all_of(x.passed_to, [&](auto* type) {
+                return std::ranges::any_of(t.modules, [&](auto i) {
+                  return result_.modules[i].script->type().get() == type;
+                });
+              });
   }
 
   walked_model result_;

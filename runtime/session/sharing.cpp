@@ -8,6 +8,7 @@
 #include "runtime/lazy/drawn_rows.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
+#include "runtime/model/script_code.hpp"
 #include "runtime/session/sharing_wishes.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "tp/refusals.hpp"
@@ -155,8 +156,8 @@ private:
       if (t.modules.size() > 1 && !tied_by_words(t) && !is_bias_of_head(t))
         return fmt::format(
           "'{}' belongs to other modules, too; give each "
-          "its own, or name all, if they are tables and an "
-          "smp::nn::lm_head",
+          "its own, or name all, if they are tables and the "
+          "last layer of a language model",
           t.names.front());
       if (t.read_by)
         return fmt::format(
@@ -173,6 +174,8 @@ private:
     auto peers = static_cast<int64_t>(request_.peers);
     auto heads = 0;
     for (auto i : t.modules) {
+      if (is_never_called(i))
+        continue; // as T5's table beside those of its encoder and decoder
       auto x = native_of(model_, i);
       if (!x || !wishes_.wanted(i) || !model_.modules[i].intercepted
           || !(x->type == "LMHead" || x->by_words) || !x->doubt.empty()
@@ -181,6 +184,11 @@ private:
       heads += x->type == "LMHead";
     }
     return heads > 0;
+  }
+
+  bool is_never_called(uint32_t i) const {
+    auto* script = model_.modules[i].script;
+    return script && !graph_of(*script->type(), "forward");
   }
 
   bool has_own_bias(const native_module& x) const {

@@ -176,6 +176,19 @@ std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& xs) {
   return result;
 }
 
+/// @returns `xs` without parameters of the module itself, which traced code
+/// passes if other modules have them, too
+std::vector<at::Tensor> without_own(const place& where,
+                                    std::vector<at::Tensor> xs) {
+  auto& model = where.model->map->model();
+  auto& own = model.modules[where.module.value].tensors;
+  std::erase_if(xs, [&](const at::Tensor& x) {
+    return std::ranges::any_of(
+      own, [&](auto i) { return model.tensors[i].tensor.is_same(x); });
+  });
+  return xs;
+}
+
 // -- here ---------------------------------------------------------------------
 
 script_object child_of(const iv::Object& x, const std::string& attribute) {
@@ -263,7 +276,8 @@ c10::IValue run_body(call_scope& call, const place* where,
   running_module running{where};
   if (where) // if it is shared, all its methods are calls
     if (auto* how = where->model->map->shared(where->module)) {
-      auto found = run_shared(call, *how, self.get(), tensors_of(args));
+      auto found = run_shared(call, *how, self.get(),
+                              without_own(*where, tensors_of(args)));
       running.done();
       if (found.size() == 1)
         return found[0];

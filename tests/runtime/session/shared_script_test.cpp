@@ -6,12 +6,15 @@
 #include "tests/support/torch_script_runs.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <array>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -32,6 +35,7 @@ using torch::jit::Module;
 const std::string blocks = "model.transformer.h";
 constexpr int64_t width = 12; // of the exported GPT-2, which has three blocks
 constexpr int64_t inner = 24;
+constexpr int64_t words = 29; // of all files of Hugging Face here
 
 Module part_of(const Module& model, const std::string& name) {
   for (const auto& x : model.named_modules())
@@ -117,6 +121,42 @@ std::pair<int64_t, int64_t> each(int64_t numbers) {
   return {numbers, numbers};
 }
 
+/// How often operations of LibTorch are called, on all threads.
+class counted_calls {
+public:
+  counted_calls() {
+    calls().clear();
+    handle_ = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& x) {
+        std::lock_guard guard{mutex()};
+        ++calls()[x.name()];
+        return std::unique_ptr<at::ObserverContext>{};
+      }));
+  }
+
+  ~counted_calls() {
+    at::removeCallback(handle_);
+  }
+
+  int of(const std::string& name) const {
+    std::lock_guard guard{mutex()};
+    return calls()[name];
+  }
+
+private:
+  static std::mutex& mutex() {
+    static std::mutex result;
+    return result;
+  }
+
+  static std::map<std::string, int>& calls() {
+    static std::map<std::string, int> result;
+    return result;
+  }
+
+  at::CallbackHandle handle_;
+};
+
 constexpr int64_t square = width * width; // attn.c_proj
 constexpr int64_t wide = width * inner;   // mlp.c_fc, mlp.c_proj
 
@@ -185,6 +225,57 @@ TEST_CASE("of a layer of a file, other parts are shared than one left out",
   CHECK(held(x, 0, "mlp.c_fc") == each(wide / 2));
   CHECK_THAT(x.text, !ContainsSubstring("model.transformer.h.0, "
                                         "model.transformer.h.1"));
+}
+
+TEST_CASE("the last layer of a file is shared by words with its table",
+          "[runtime][tensor_parallel][R59]") {
+  auto modules = GENERATE(
+    std::vector<std::string>{"*"},
+    std::vector<std::string>{"model.transformer.wte", "model.lm_head"});
+  auto x = train([](const Module&) {}, modules);
+  CHECK_THAT(x.text,
+             ContainsSubstring("Embedding shared by 2 ranks by rows: "
+                               "model.transformer.wte")
+               && ContainsSubstring("LMHead shared by 2 ranks by words: "
+                                    "model.lm_head"));
+  const auto table = "model.transformer.wte.weight";
+  CHECK(x.held[0].at(table) == 15 * width);
+  CHECK(x.held[1].at(table) == (words - 15) * width);
+}
+
+TEST_CASE("no rank has the logits of a file whose words are shared",
+          "[runtime][tensor_parallel][R59][R64]") {
+  const std::string file = GENERATE("hf_gpt2", "hf_bert", "hf_roberta",
+                                    "hf_llama", "hf_t5");
+  CAPTURE(file);
+  const auto job = zoo_job(file);
+  counted_calls calls;
+  virtual_world_options world;
+  world.config.tensor_parallel_degree = 2;
+  world.config.tensor_parallel_modules = {"*"};
+  world.config.microbatches = 2;
+  world.config.ddp = true;
+  world.config.threads = 1;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{load_script(job.path)};
+    auto train_step = step([&](std::vector<Tensor> batch) {
+      auto loss = loss_of(model.run("forward", {batch.begin(), batch.end()}));
+      model.backward(loss);
+      return loss.detach();
+    });
+    std::vector<Tensor> mine;
+    for (auto& x : job.batch(0))
+      mine.push_back(x.chunk(2).at(dp_rank()));
+    for (int i = 0; i < 4; ++i) // TorchScript optimises what it has seen
+      train_step(mine);
+    if (s.rank() != 0)
+      return;
+    auto text = model.partition_text();
+    assertion_lock held;
+    CHECK_THAT(text, ContainsSubstring("LMHead shared by 2 ranks by words"));
+  });
+  CHECK(calls.of("aten::cross_entropy_loss") > 0);
+  CHECK(calls.of("aten::_log_softmax") == 0);
 }
 
 TEST_CASE("a configuration leaves a layer of a file out",

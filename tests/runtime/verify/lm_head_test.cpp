@@ -180,7 +180,8 @@ TEST_CASE("a table and a head with one weight are cut alike or not at all",
   CHECK_THAT(text, ContainsSubstring("LMHead not shared, as 'table.weight' "
                                      "belongs to other modules, too; give "
                                      "each its own, or name all, if they are "
-                                     "tables and an smp::nn::lm_head: head"));
+                                     "tables and the last layer of a language "
+                                     "model: head"));
   CHECK(rows == std::vector<int64_t>{11, 11});
 }
 
