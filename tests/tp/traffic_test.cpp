@@ -295,8 +295,8 @@ TEST_CASE("what peers send for a last layer is what is said",
           "[tp][traffic][R59]") {
   auto x = described(lm_head_options{});
   x.parameters["weight"] = torch::randn({20, 8});
-  check(x, {torch::randn({4, 3, 8}),
-            torch::randint(20, {4, 3}).to(torch::kLong)});
+  check(x,
+        {torch::randn({4, 3, 8}), torch::randint(20, {4, 3}).to(torch::kLong)});
   // Logits alone count the same: their loss is expected to be wanted.
   nn::traced_calls with_loss{4 * 3 * (4 * 8 + 8) + 4, 1, 2, false};
   nn::traced_calls logits{4 * 3 * 4 * (8 + 20), 1, 2, false};
