@@ -153,29 +153,6 @@ c10::IValue ask_method(const place& where, const script_object& self,
              schema.returns().at(0).type());
 }
 
-/// Adds the tensors in `x`, which may be nested.
-void add_tensors(std::vector<at::Tensor>& result, const c10::IValue& x) {
-  if (x.isTensor()) {
-    result.push_back(x.toTensor());
-  } else if (x.isTuple()) {
-    for (auto& y : x.toTupleRef().elements())
-      add_tensors(result, y);
-  } else if (x.isList()) {
-    for (const c10::IValue& y : x.toListRef())
-      add_tensors(result, y);
-  } else if (x.isGenericDict()) {
-    for (auto& entry : x.toGenericDict())
-      add_tensors(result, entry.value());
-  }
-}
-
-std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& xs) {
-  std::vector<at::Tensor> result;
-  for (auto& x : xs)
-    add_tensors(result, x);
-  return result;
-}
-
 /// @returns `xs` without parameters of the module itself, which traced code
 /// passes if other modules have them, too
 std::vector<at::Tensor> without_own(const place& where,
