@@ -1,6 +1,7 @@
 #include "tp/cross_entropy.hpp"
 
 #include "tp/functions.hpp"
+#include "tp/refusals.hpp"
 #include "tp/tensor_group.hpp"
 #include "transport/error.hpp"
 
@@ -116,6 +117,7 @@ struct losses_function : ag::Function<losses_function> {
 
   static ag::variable_list backward(ag::AutogradContext* c,
                                     const ag::variable_list& grads) {
+    refuse_second_derivatives("cross_entropy");
     auto saved = c->get_saved_variables();
     auto &hidden = saved[0], &weight = saved[1], &labels = saved[2],
          &bias = saved[5];

@@ -1,5 +1,6 @@
 #include "tp/functions.hpp"
 
+#include "tp/refusals.hpp"
 #include "tp/slices.hpp"
 #include "tp/tensor_group.hpp"
 #include "transport/error.hpp"
@@ -70,8 +71,12 @@ int64_t second_of(ag::AutogradContext* x) {
   return x->saved_data["second"].toInt();
 }
 
+/// In backward.
+/// @throws error (unsupported) if that records a graph
 std::string name_of(ag::AutogradContext* x) {
-  return x->saved_data["name"].toStringRef();
+  auto result = x->saved_data["name"].toStringRef();
+  refuse_second_derivatives(result);
+  return result;
 }
 
 struct gather_function : ag::Function<gather_function> {
@@ -162,6 +167,7 @@ struct merge_function : ag::Function<merge_function> {
 
   static ag::variable_list backward(ag::AutogradContext* c,
                                     const ag::variable_list& grads) {
+    refuse_second_derivatives(c->saved_data["name"].toStringRef());
     return {own_slice(grads[0], first_of(c)), {}, {}};
   }
 };

@@ -76,6 +76,7 @@ struct normalize_function : ag::Function<normalize_function> {
 
   static ag::variable_list backward(ag::AutogradContext* c,
                                     const ag::variable_list& grads) {
+    refuse_second_derivatives(c->saved_data["name"].toStringRef());
     auto saved = c->get_saved_variables();
     const auto &y = saved[0], &scale = saved[1], &g = grads[0];
     auto& group = tensor_group::current();

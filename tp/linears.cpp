@@ -1,5 +1,6 @@
 #include "tp/linears.hpp"
 
+#include "tp/refusals.hpp"
 #include "tp/row_segments.hpp"
 #include "tp/slices.hpp"
 #include "tp/tensor_group.hpp"
@@ -225,6 +226,7 @@ struct linears_function : ag::Function<linears_function> {
 
   static ag::variable_list backward(ag::AutogradContext* c,
                                     const ag::variable_list& grads) {
+    refuse_second_derivatives("linear");
     auto kept = c->get_saved_variables();
     auto biases = c->saved_data["biases"].toIntVector();
     auto how = static_cast<entry>(c->saved_data["how"].toInt());
@@ -442,6 +444,7 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
 
   static ag::variable_list backward(ag::AutogradContext* c,
                                     const ag::variable_list& grads) {
+    refuse_second_derivatives("linear");
     auto& group = tensor_group::current();
     auto kept = c->get_saved_variables();
     auto biases = c->saved_data["biases"].toIntVector();

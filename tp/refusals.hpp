@@ -1,5 +1,9 @@
 #pragma once
 
+#include "transport/error.hpp"
+
+#include <c10/core/GradMode.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -23,6 +27,17 @@ inline std::string refusal_to_divide(int64_t n, std::string_view what,
   if (below > 0)
     result += std::to_string(below) + " or ";
   return result + std::to_string(below + peers) + " could";
+}
+
+/// Collectives are no part of the graph that backward records for a second one.
+/// @param name of a collective of the forward phase
+/// @throws error (unsupported) if backward records a graph
+inline void refuse_second_derivatives(std::string_view name) {
+  if (c10::GradMode::is_enabled())
+    throw error{error_code::unsupported,
+                "backward through '" + std::string{name}
+                  + "', which ranks compute together: create_graph (higher "
+                    "derivatives) is not supported there"};
 }
 
 } // namespace smp::nn

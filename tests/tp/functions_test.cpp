@@ -2,12 +2,16 @@
 
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch_thread_group.hpp"
+#include "tp/cross_entropy.hpp"
 #include "tp/functions.hpp"
+#include "tp/layer_norm.hpp"
+#include "tp/linears.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -348,4 +352,47 @@ TEST_CASE("what cannot be cut is refused by name", "[tp][functions]") {
   CHECK_THAT(error_of([] { nn::narrow_for_tp(torch::ones({2}), 0); },
                       error_code::unsupported),
              ContainsSubstring("outside of a step"));
+}
+
+TEST_CASE("second derivatives through what peers compute together are refused",
+          "[tp][functions]") {
+  const std::vector<Tensor> none(1),
+    weight{torch::eye(4, torch::kDouble).requires_grad_()};
+  const auto labels = torch::tensor({0, 1, 2, 3, 4, 5, 6, 7});
+  const std::vector<function> all = {
+    [](auto& x) { return nn::fused_allgather_for_tp(x, 0); },
+    [](auto& x) { return nn::reduce_scatter_for_tp(x, 0); },
+    [](auto& x) { return nn::scatter_and_merge_for_tp(x, 0, 1); },
+    [](auto& x) {
+      return nn::exchange_rows_for_tp(x, {4, 4}, {4, 4});
+    },
+    [](auto& x) { return nn::bwd_allreduce_for_tp(x); },
+    [](auto& x) { return nn::narrow_for_tp(x, 0); },
+    [](auto& x) { return nn::merge_for_tp(x, 0); },
+    [&](auto& x) { return nn::layer_norm_for_tp(x, 1, {}, {}, 1e-5); },
+    [&](auto& x) { return nn::cross_entropy_for_tp(x, weight[0], labels, 8); },
+    [&](auto& x) {
+      return nn::linears_for_tp(x, nn::entry::gather, weight, none).at(0);
+    },
+    [&](auto& x) {
+      return nn::reduced_linears_for_tp(x, weight, none, 1).at(0);
+    }};
+  for (size_t i = 0; i < all.size(); ++i) {
+    CAPTURE(i);
+    auto again = [&](bool records) {
+      std::vector<std::string> said(2);
+      thread_group{2}.on_all([&](uint64_t rank) {
+        auto x = torch::ones({8, 4}, torch::kDouble).requires_grad_();
+        auto y = all[i](x).square().sum();
+        said[rank] = error_of(
+          [&] { torch::autograd::grad({y}, {x}, {}, std::nullopt, records); });
+      });
+      CHECK(said[0] == said[1]);
+      return said[0];
+    };
+    CHECK(again(false) == "no error");
+    CHECK_THAT(again(true), ContainsSubstring("which ranks compute together: "
+                                              "create_graph (higher "
+                                              "derivatives)"));
+  }
 }
