@@ -14,6 +14,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace smp {
@@ -46,14 +47,22 @@ void add_tensors(std::vector<at::Tensor>& to, unpacker& in, const value& x) {
     to.push_back(get_value<at::Tensor>(in, x));
 }
 
+/// Tells whether `x` is the position of a parameter of the module, which traces
+/// pass to it if other modules have it, too (`put_script_argument`).
+bool is_own_parameter(const walked_module& m, const value& x) {
+  auto* i = x.get_if<int64_t>();
+  return i != nullptr && std::ranges::find(m.tensors, *i) != m.tensors.end();
+}
+
 /// This rank's part of a shared call of a TorchScript module.
 invocation run_own_part(call_scope& noted, const distributed_module& how,
-                        const void* object, unpacker& in,
+                        const walked_module& m, unpacker& in,
                         const std::vector<value>& args, packer& out) {
   std::vector<at::Tensor> xs;
   for (auto& x : args)
-    add_tensors(xs, in, x);
-  auto found = run_shared(noted, how, object, xs);
+    if (!is_own_parameter(m, x))
+      add_tensors(xs, in, x);
+  auto found = run_shared(noted, how, m.identity(), xs);
   value_path::scope place{out, "result"};
   if (found.size() == 1)
     return {put_value(out, found[0]), {}};
@@ -162,7 +171,7 @@ invocation local_modules::run_code(module_id module, const call_target& x,
     if (!how || !is_call(x))
       return run_script(model_, module, x, in, args, out);
     call_scope noted{{.module = module, .ordered = false, .served = true}};
-    return run_own_part(noted, *how, m.identity(), in, args, out);
+    return run_own_part(noted, *how, m, in, args, out);
   }
   return x.op == request_kind::call
            ? find_invoker(x.invoker)(*m.object, in, args, out)

@@ -112,6 +112,13 @@ void model_map::share(const std::vector<module_id>& modules) {
   }
 }
 
+bool model_map::is_of_shared(uint32_t tensor) const {
+  return std::ranges::any_of(shared_, [&](auto& x) {
+    auto& own = model_.modules[x.first.value].tensors;
+    return std::ranges::find(own, tensor) != own.end();
+  });
+}
+
 void model_map::compute_together(const std::vector<uint32_t>& tensors) {
   for (auto i : tensors)
     streams_.at(home(i).value) = path_of_module(name(home(i)));

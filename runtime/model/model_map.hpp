@@ -103,6 +103,9 @@ public:
     return !shared_.empty();
   }
 
+  /// Tells whether a module that ranks share has the parameter.
+  bool is_of_shared(uint32_t tensor) const;
+
   /// How they compute it, on the ranks that own it; else null.
   const distributed_module* shared(module_id x) const {
     auto i = shared_.find(x);

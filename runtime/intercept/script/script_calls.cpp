@@ -121,7 +121,7 @@ c10::IValue ask(const place& where, const script_object& self, request_kind op,
   try {
     for (size_t i = 0; i < args.size(); ++i) {
       value_path::scope place{in, "argument", i};
-      values.push_back(put_script_value(in, args[i], types.at(i)));
+      values.push_back(put_script_argument(in, args[i], types.at(i)));
     }
   } catch (const error& err) {
     fail_call(where.module, err);
@@ -340,8 +340,9 @@ c10::TypePtr attribute_type(const iv::Object& x, const std::string& name) {
 void getattr_operation(jit::Stack& stack) {
   operation x{stack};
   auto where = place_of(*x.self);
-  if (!where || where->local) {
-    stack.push_back(x.self->getAttr(x.name));
+  auto here = x.self->getAttr(x.name);
+  if (!where || where->local || is_shared_parameter(here)) {
+    stack.push_back(std::move(here));
     return;
   }
   keep_error([&] {
@@ -428,7 +429,7 @@ take_arguments(unpacker& in, const std::vector<value>& args,
   std::vector<c10::IValue> result;
   for (size_t i = 0; i < args.size(); ++i) {
     value_path::scope place{in, "argument", i};
-    result.push_back(get_script_value(in, args[i], types[i]));
+    result.push_back(get_script_argument(in, args[i], types[i]));
   }
   return result;
 }

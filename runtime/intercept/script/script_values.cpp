@@ -32,12 +32,34 @@ bool needs_type(const c10::TypePtr& x) {
   return false;
 }
 
-const walked_model& walked_model_of_rank() {
+const model_map& map_of_rank() {
   auto model = rank_context::current_model();
   if (!model)
     throw error{error_code::unsupported,
                 "a module of a model whose session ended is called"};
-  return model->map->model();
+  return *model->map;
+}
+
+const walked_model& walked_model_of_rank() {
+  return map_of_rank().model();
+}
+
+/// @returns the position of a parameter of a module that ranks share, or -1
+int64_t shared_position(const c10::IValue& x) {
+  auto model = rank_context::current_model();
+  if (!x.isTensor() || !model || !model->map->any_shared())
+    return -1;
+  auto i = model->map->model().find(x.toTensor());
+  return i >= 0 && model->map->is_of_shared(static_cast<uint32_t>(i)) ? i : -1;
+}
+
+at::Tensor get_shared_parameter(unpacker& u, const value& x, int64_t i) {
+  auto& map = map_of_rank();
+  auto& tensors = map.model().tensors;
+  if (i < 0 || static_cast<size_t>(i) >= tensors.size()
+      || !map.is_of_shared(static_cast<uint32_t>(i)))
+    u.mismatch("no parameter of a shared module", x);
+  return tensors[static_cast<size_t>(i)].tensor;
 }
 
 /// Modules are the same on all ranks, so a module is sent as its position in
@@ -75,6 +97,10 @@ const c10::TypePtr& without_optional(const c10::TypePtr& x) {
   if (auto* optional = x->castRaw<c10::OptionalType>())
     return optional->getElementType();
   return x;
+}
+
+bool is_tensor(const c10::TypePtr& type) {
+  return without_optional(type)->kind() == c10::TypeKind::TensorType;
 }
 
 /// Adds the tensors in `x`, which may be nested.
@@ -180,6 +206,24 @@ c10::IValue get_script_value(unpacker& u, const value& x,
     return result;
   }
   return pack<c10::IValue>::get(u, x);
+}
+
+value put_script_argument(packer& p, const c10::IValue& x,
+                          const c10::TypePtr& type) {
+  if (auto i = is_tensor(type) ? shared_position(x) : -1; i >= 0)
+    return value::of(i);
+  return put_script_value(p, x, type);
+}
+
+c10::IValue get_script_argument(unpacker& u, const value& x,
+                                const c10::TypePtr& type) {
+  if (auto* i = x.get_if<int64_t>(); i && is_tensor(type))
+    return get_shared_parameter(u, x, *i);
+  return get_script_value(u, x, type);
+}
+
+bool is_shared_parameter(const c10::IValue& x) {
+  return shared_position(x) >= 0;
 }
 
 c10::IValue shallow_copy(const c10::IValue& x) {

@@ -21,6 +21,17 @@ value put_script_value(packer& p, const c10::IValue& x,
 c10::IValue get_script_value(unpacker& u, const value& x,
                              const c10::TypePtr& type);
 
+/// The same for arguments. Parameters of modules that ranks share are sent as
+/// their position in the walk: no code but that of these modules, to which
+/// traces pass them, has use for what are slices.
+value put_script_argument(packer& p, const c10::IValue& x,
+                          const c10::TypePtr& type);
+c10::IValue get_script_argument(unpacker& u, const value& x,
+                                const c10::TypePtr& type);
+
+/// Tells whether `x` is such a parameter.
+bool is_shared_parameter(const c10::IValue& x);
+
 /// Copies of lists, tuples and dictionaries with the same items.
 c10::IValue shallow_copy(const c10::IValue& x);
 
