@@ -127,6 +127,11 @@ public:
     return looks_;
   }
 
+  /// @returns nullopt for a module outside of the session's model
+  std::optional<module_id> module() const noexcept {
+    return call_.module;
+  }
+
   void arguments(const void* object, std::span<const at::Tensor> xs);
 
   void results(std::span<const at::Tensor> xs);

@@ -1,5 +1,6 @@
 #include "runtime/intercept/shared_call.hpp"
 
+#include "actors/board/call_slot.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "runtime/remote/execution.hpp"
 #include "tp/distributed_module.hpp"
@@ -20,22 +21,50 @@ namespace smp {
 
 namespace {
 
+/// Shows the layer, while it computes what was read of its logits, in errors
+/// and stall reports, in place of the module that reads.
+class shown_module {
+public:
+  explicit shown_module(std::optional<module_id> x)
+    : slot_(x ? call_slot::current() : nullptr) {
+    if (slot_)
+      slot_->enter(*x);
+  }
+
+  ~shown_module() {
+    if (slot_)
+      slot_->leave();
+  }
+
+  shown_module(const shown_module&) = delete;
+  shown_module& operator=(const shown_module&) = delete;
+
+private:
+  call_slot* slot_;
+};
+
 /// The last layer of a language model, called in a microbatch.
 class called_head final : public logits_source {
 public:
-  called_head(const nn::language_head& head, at::Tensor hidden)
-    : head_(head), hidden_(std::move(hidden)), version_(hidden_._version()) {
+  called_head(const nn::language_head& head, std::optional<module_id> module,
+              at::Tensor hidden)
+    : head_(head),
+      module_(module),
+      hidden_(std::move(hidden)),
+      version_(version_of(hidden_)) {
     // nop
   }
 
   at::Tensor logits() override {
     check();
+    shown_module shown{module_};
     return head_.forward(std::span{&hidden_, 1}).at(0);
   }
 
   at::Tensor cross_entropy(const at::Tensor& rows, const at::Tensor& labels,
                            int64_t ignore_index, bool mean) override {
     check();
+    shown_module shown{module_};
     auto hidden = hidden_.flatten(0, -2);
     if (rows.defined())
       hidden = hidden.index_select(0, rows);
@@ -49,23 +78,29 @@ public:
   }
 
 private:
+  static uint32_t version_of(const at::Tensor& x) {
+    return x.is_inference() ? 0 : x._version();
+  }
+
   /// @throws error if it is too late to compute with the layer
   void check() const {
     static_cast<void>(tensor_group::current());
-    if (hidden_._version() != version_)
+    if (version_of(hidden_) != version_)
       throw error{error_code::unsupported,
                   "the hidden states that the last layer took were changed in "
                   "place before its logits were read: change a copy"};
   }
 
   const nn::language_head& head_;
+  std::optional<module_id> module_;
   at::Tensor hidden_;
   uint32_t version_;
 };
 
 /// Logits are often the largest tensor of a model although only their loss is
 /// wanted, which ranks that share the layer compute without them.
-std::optional<at::Tensor> late_logits_of(const distributed_module& how,
+std::optional<at::Tensor> late_logits_of(const call_scope& call,
+                                         const distributed_module& how,
                                          std::span<const at::Tensor> xs) {
   auto* head = dynamic_cast<const nn::language_head*>(&how);
   if (!head || !execution::current() || xs.size() != 1 || xs[0].dim() < 2
@@ -86,7 +121,7 @@ std::optional<at::Tensor> late_logits_of(const distributed_module& how,
                   ? torch::autograd::impl::gradient_edge(hidden)
                   : torch::autograd::Edge{};
   return make_late_logits(
-    std::make_shared<called_head>(*head, hidden),
+    std::make_shared<called_head>(*head, call.module(), hidden),
     at::empty(sizes, at::TensorOptions{}.dtype(dtype).device(at::kMeta)),
     gradients);
 }
@@ -106,7 +141,7 @@ run_shared(call_scope& call, const distributed_module& how, const void* object,
   if (xs.empty()) // they share it by the samples of the first one
     refuse_shared_call();
   if (!call.looks()) [[likely]] {
-    if (auto late = late_logits_of(how, xs))
+    if (auto late = late_logits_of(call, how, xs))
       return {std::move(*late)};
     return how.forward_in_row(xs, place);
   }

@@ -9,6 +9,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -31,8 +35,10 @@ struct selection {
 };
 
 using arguments = at::ArrayRef<c10::IValue>;
+using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl,
+                                            c10::UndefinedTensorImpl>;
 
-/// Leads gradients to the tensor that took the place of late logits.
+/// Leads gradients of late logits to what they were made of.
 struct late_node final : ag::Node {
   ag::variable_list apply(ag::variable_list&& grads) override {
     if (!found)
@@ -136,6 +142,72 @@ std::optional<selection> select(const selection& x, const c10::OperatorName& op,
                : std::nullopt;
 }
 
+// -- modes --------------------------------------------------------------------
+
+/// The modes of the calling thread.
+struct modes {
+  call_context context = call_context::current();
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+};
+
+/// Puts the calling thread into these modes, also where code below autograd
+/// reads, as `torch::ones_like` does.
+class scoped_modes {
+public:
+  explicit scoped_modes(const modes& x) : keys_(x.keys), context_(x.context) {
+    // nop
+  }
+
+private:
+  struct without_inference {
+    without_inference() {
+      if (c10::InferenceMode::is_enabled())
+        off.emplace(false);
+    }
+
+    std::optional<c10::InferenceMode> off;
+  };
+
+  without_inference inference_;
+  c10::impl::ForceDispatchKeyGuard keys_;
+  scoped_context context_;
+};
+
+// -- views --------------------------------------------------------------------
+
+ag::ViewInfo copy_of(const ag::ViewInfo& x) {
+  return {x.base_, x.view_fn_ ? x.view_fn_->clone_and_set() : nullptr,
+          x.rev_view_fn_};
+}
+
+/// Makes `x`, which shares the memory of `view`, a view of the same tensor, so
+/// that in-place changes of either are those of both for autograd, too. What
+/// gradients of `x` reach until then stays, with its hooks.
+void become_view(const at::Tensor& x, const at::Tensor& view) {
+  auto* as = ag::impl::get_view_autograd_meta(view);
+  if (!as)
+    return; // an operation that copied
+  using info = std::optional<ag::ViewInfo>;
+  auto backward = as->has_bw_view() ? info{copy_of(as->get_backward_view())}
+                                    : info{};
+  auto forward = as->has_fw_view() && !as->shared_view_info()
+                   ? info{copy_of(as->get_forward_view())}
+                   : info{};
+  auto* impl = x.unsafeGetTensorImpl();
+  auto made_by = backward ? as->get_creation_meta() : ag::CreationMeta::DEFAULT;
+  auto meta = std::make_unique<ag::DifferentiableViewMeta>(
+    impl, std::move(backward), std::move(forward), as->shared_view_info(),
+    made_by);
+  auto* before = ag::impl::materialize_autograd_meta(x);
+  meta->name_ = before->name_;
+  meta->grad_fn_ = before->grad_fn_;
+  meta->output_nr_ = before->output_nr_;
+  meta->hooks_ = std::move(before->hooks_);
+  meta->cpp_hooks_list_ = before->cpp_hooks_list_;
+  meta->retains_grad_ = before->retains_grad_;
+  impl->set_autograd_meta(std::move(meta));
+}
+
 // -- late logits --------------------------------------------------------------
 
 class late_logits;
@@ -150,10 +222,7 @@ class late_logits final : public promise_source,
                           public std::enable_shared_from_this<late_logits> {
 public:
   late_logits(std::shared_ptr<family> all, at::Tensor like, selection rows)
-    : family_(std::move(all)),
-      like_(std::move(like)),
-      rows_(std::move(rows)),
-      made_in_(call_context::current()) {
+    : family_(std::move(all)), like_(std::move(like)), rows_(std::move(rows)) {
     // nop
   }
 
@@ -163,6 +232,7 @@ public:
     family_->members.push_back(weak_from_this());
     auto sizes = like_.sizes().vec();
     auto result = make_promise(shared_from_this(), like_.scalar_type(), &sizes);
+    handle_ = weak_tensor{result.getIntrusivePtr()};
     if (to) {
       node_ = std::shared_ptr<late_node>(new late_node, ag::deleteNode);
       // For its place in the order of nodes, which cannot change later.
@@ -186,16 +256,13 @@ public:
     return is_selection(name) ? derived(op, args) : std::nullopt;
   }
 
-  /// The ordinary tensor, part of the autograd graph. With it, everything
-  /// selected from the same logits is made: what follows may write into them.
-  const at::Tensor& real() {
-    if (real_.defined())
-      return real_;
+  /// Makes it an ordinary tensor. With it, everything selected from the same
+  /// logits is made: what follows may write into them.
+  void make_all() {
     for (auto& x : family_->members)
       if (auto member = x.lock())
         member->make();
     family_->members.clear();
-    return real_;
   }
 
   /// Tells whether code wants to see the gradient of it, or of what it was
@@ -225,12 +292,10 @@ public:
   }
 
   void wait() override {
-    real();
+    make_all(); // which gives the handle its content
   }
 
   at::Tensor take() override {
-    if (parent_)
-      lead(); // it may have changed in place
     return real_.detach();
   }
 
@@ -242,37 +307,36 @@ private:
   void make() {
     if (real_.defined())
       return;
-    scoped_context as_called{made_in_};
+    scoped_modes as_called{made_in_};
     if (!parent_) {
-      real_ = family_->source->logits();
-      lead();
-      if (node_) {
-        real_ = real_.detach();
-        ag::impl::set_gradient_edge(real_, {node_, 0});
-      }
+      settle(family_->source->logits());
     } else {
       parent_->make();
       auto stack = arguments_;
       stack[0] = parent_->real_;
       call_boxed(*operation_, stack);
-      real_ = stack.back().toTensor();
+      settle(stack.back().toTensor());
     }
-    if (real_.sizes() != like_.sizes()
-        || real_.scalar_type() != like_.scalar_type())
+  }
+
+  /// @param x what an ordinary tensor would be
+  void settle(const at::Tensor& x) {
+    if (x.sizes() != like_.sizes() || x.scalar_type() != like_.scalar_type())
       throw error{error_code::internal,
                   "logits are not of the size or type "
                   "that they were expected to have"};
-    if (parent_)
-      lead();
-  }
-
-  /// Leads the gradients of the handle to where the tensor now comes from.
-  void lead() {
-    if (!node_ || !real_.requires_grad())
+    if (node_ && x.requires_grad()) {
+      // Not `set_next_edge`, which refuses once something leads to this node.
+      node_->next_edges()[0] = ag::impl::gradient_edge(x);
+      node_->found = true;
+    }
+    auto impl = handle_.lock();
+    real_ = impl ? at::Tensor{std::move(impl)} : x;
+    if (real_.is_same(x))
       return;
-    // Not `set_next_edge`, which refuses once something leads to this node.
-    node_->next_edges()[0] = ag::impl::gradient_edge(real_);
-    node_->found = true;
+    keep_promise(real_, x.detach());
+    if (parent_)
+      become_view(real_, x);
   }
 
   std::optional<at::Tensor> derived(const c10::OperatorHandle& op,
@@ -285,17 +349,20 @@ private:
       call_boxed(op, stack);
       like = stack.back().toTensor();
     }
+    if (like.is_same(like_)) // what is contiguous already, for example
+      return args[0].toTensor();
     auto rows = select(rows_, op.operator_name(), args, like_, like);
     if (!rows)
       return std::nullopt;
     auto result = std::make_shared<late_logits>(family_, like,
                                                 std::move(*rows));
-    result->made_in_.grad = result->made_in_.grad && made_in_.grad;
+    auto& grad = result->made_in_.context.grad;
+    grad = grad && made_in_.context.grad;
     result->parent_ = shared_from_this();
     result->operation_ = op;
     result->arguments_ = args.vec();
     result->arguments_[0] = {};
-    return result->handle(node_ && result->made_in_.grad
+    return result->handle(node_ && grad
                             ? std::optional<ag::Edge>{std::in_place, node_, 0}
                             : std::nullopt);
   }
@@ -314,11 +381,11 @@ private:
     auto rows = rows_.rows.flatten();
     if (rows.numel() == 0)
       return std::nullopt;
-    auto context = root().made_in_;
-    context.grad = made_in_.grad && at::GradMode::is_enabled();
+    auto as = root().made_in_;
+    as.context.grad = made_in_.context.grad && at::GradMode::is_enabled();
     auto given = call_context::current();
     auto result = [&] {
-      scoped_context as_called{context};
+      scoped_modes as_called{as};
       auto all = rows.numel() == root().rows_.rows.numel()
                  && rows.equal(at::arange(rows.numel()));
       return family_->source->cross_entropy(
@@ -336,10 +403,11 @@ private:
   }
 
   std::shared_ptr<family> family_;
+  weak_tensor handle_{at::Tensor{}.getIntrusivePtr()};
   at::Tensor like_;
   selection rows_;
-  call_context made_in_;
-  at::Tensor real_;
+  modes made_in_;
+  at::Tensor real_; // the handle, if that is still referenced
   std::shared_ptr<late_node> node_;
   /// What it was selected from, and how; null: these are the logits.
   std::shared_ptr<late_logits> parent_;
@@ -350,12 +418,6 @@ private:
 std::shared_ptr<late_logits> late_logits_of(const at::Tensor& x) {
   return is_absent(x) ? std::dynamic_pointer_cast<late_logits>(source_of(x))
                       : nullptr;
-}
-
-/// Operations on a tensor as such, rather than on its content.
-bool is_about_identity(std::string_view name) {
-  return name == "aten::retain_grad" || name == "aten::requires_grad_"
-         || name == "aten::set_data" || name == "aten::is_leaf";
 }
 
 } // namespace
@@ -371,6 +433,12 @@ at::Tensor make_late_logits(std::shared_ptr<logits_source> x,
   return std::make_shared<late_logits>(std::move(all), like,
                                        selection{rows, like.dim() - 1})
     ->handle(gradients);
+}
+
+void read_late_logits(const std::vector<at::Tensor>& xs) {
+  for (auto& x : xs)
+    if (auto late = late_logits_of(x))
+      late->make_all();
 }
 
 bool run_without_logits(const c10::OperatorHandle& op,
@@ -393,12 +461,10 @@ bool run_without_logits(const c10::OperatorHandle& op,
       stack.emplace_back(std::move(*result));
       return true;
     }
-  if (is_about_identity(op.operator_name().name))
-    return false; // it becomes an ordinary tensor itself
   for (auto i = base; i < stack.size(); ++i)
-    replace_tensors(stack[i], [](const at::Tensor& x) {
-      auto late = late_logits_of(x);
-      return late && !late->has_hooks() ? late->real() : x;
+    visit_tensors(stack[i], [](const at::Tensor& x) {
+      if (auto late = late_logits_of(x))
+        late->make_all();
     });
   return false;
 }

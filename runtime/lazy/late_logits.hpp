@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace c10 {
 class OperatorHandle;
@@ -45,9 +46,9 @@ public:
 /// with them. Operations that select or rearrange rows give other late logits;
 /// `cross_entropy_loss` of them is computed without them, unless it has class
 /// weights, label smoothing or one loss per row; any other operation computes
-/// with the logits themselves, which are then made once. (It is a promise,
-/// whose place operations give to an ordinary tensor: in-place changes and
-/// views are those of that one.)
+/// with the logits themselves, which are then made once. (It is a promise. With
+/// the logits, all that was selected from them become ordinary tensors and
+/// views, in place.)
 /// @param x is asked by one thread at a time
 /// @param like a meta tensor of the same sizes and type, row-major
 /// @param gradients something that gradients of the logits reach; null: the
@@ -56,8 +57,11 @@ at::Tensor
 make_late_logits(std::shared_ptr<logits_source> x, const at::Tensor& like,
                  const std::optional<torch::autograd::Edge>& gradients);
 
-/// Runs `op` if it needs no logits; else gives their places among its arguments
-/// to ordinary tensors.
+/// Makes late logits among `xs` ordinary tensors; others stay what they are.
+void read_late_logits(const std::vector<at::Tensor>& xs);
+
+/// Runs `op` if it needs no logits; else makes those among its arguments
+/// ordinary tensors.
 /// @param stack arguments of `op`, replaced by its result if it ran
 /// @returns whether it ran
 bool run_without_logits(const c10::OperatorHandle& op,

@@ -287,6 +287,11 @@ std::shared_ptr<promise_source> source_of(const at::Tensor& x) {
   return p ? p->source() : nullptr;
 }
 
+void keep_promise(const at::Tensor& x, const at::Tensor& content) {
+  if (auto* p = promise_in(x))
+    p->become(content);
+}
+
 void keep_promises(const std::vector<at::Tensor>& xs) {
   std::vector<promise_impl*> found;
   for (auto& x : xs)

@@ -66,6 +66,10 @@ bool is_promise(const at::Tensor& x);
 /// @returns where the content of `x` comes from, or null if it is here.
 std::shared_ptr<promise_source> source_of(const at::Tensor& x);
 
+/// Makes `x`, if it is a promise, an ordinary tensor with the memory of
+/// `content` without asking its source.
+void keep_promise(const at::Tensor& x, const at::Tensor& content);
+
 /// Makes the promises among `xs` ordinary tensors; waits once for all.
 /// @throws error with the first cause; they stay promises
 void keep_promises(const std::vector<at::Tensor>& xs);

@@ -7,6 +7,7 @@
 #include "runtime/launch/environment.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
+#include "runtime/lazy/late_logits.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -71,6 +72,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
     throw error{error_code::unsupported,
                 "model.backward: one gradient per output"};
   check_range_consumed(*ex);
+  read_late_logits(outputs);
   if (SMP_FAULT("lost-backward") && ex->microbatch().value == 1)
     return;
   auto averages = rank_->config().average_grads_across_microbatches

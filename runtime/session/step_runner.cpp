@@ -12,6 +12,7 @@
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/sequential.hpp"
+#include "runtime/lazy/late_logits.hpp"
 #include "runtime/offload/offload_store.hpp"
 #include "runtime/remote/callee.hpp"
 #include "runtime/remote/object_store.hpp"
@@ -341,6 +342,8 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
 payload step_runner::run(execution& ex, request& x) {
   if (!ex.is_root()) {
     auto answer = serve(ex, x);
+    // What the module stored is read when its peers may be elsewhere.
+    read_late_logits(ex.take_promises());
     fence(ex);
     check_order();
     return answer;
