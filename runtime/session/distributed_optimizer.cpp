@@ -176,26 +176,31 @@ bool unscale(torch::optim::Optimizer& x, double scale) {
   return finite && wrong.item<float>() == 0;
 }
 
-std::shared_ptr<loss_scaler> scaler_of(const optimizer_options& x) {
+/// @param model scales its loss already, if an optimizer before this one does
+std::shared_ptr<loss_scaler> scaler_of(const optimizer_options& x, bool float16,
+                                       const model_loss_scale& model) {
   if (x.dynamic_loss_scale && x.static_loss_scale)
     throw config_error(
       "dynamic_loss_scale cannot go with static_loss_scale; "
       "keep one of them");
   if (x.dynamic_loss_scale)
     return std::make_shared<loss_scaler>(x.dynamic_loss_args);
-  return x.static_loss_scale
-           ? std::make_shared<loss_scaler>(*x.static_loss_scale)
+  if (x.static_loss_scale)
+    return std::make_shared<loss_scaler>(*x.static_loss_scale);
+  return float16 && !model.scaler()
+           ? std::make_shared<loss_scaler>(x.dynamic_loss_args)
            : nullptr;
 }
 
 } // namespace
 
 struct distributed_optimizer::parts {
-  parts(torch::optim::Optimizer& x, const optimizer_options& options)
+  parts(torch::optim::Optimizer& x, const optimizer_options& options,
+        const rank_runtime& rank, const model_loss_scale& scale)
     : optimizer(x),
       fused(options.fused),
       shards(current_rank()),
-      scaler(scaler_of(options)) {
+      scaler(scaler_of(options, rank.config().fp16_params, scale)) {
     // nop
   }
 
@@ -249,11 +254,13 @@ distributed_optimizer::parts::known(known_part x) const {
 
 distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x,
                                              const optimizer_options& options)
-  : optimizer_(x), parts_(std::make_shared<parts>(x, options)) {
-  auto& model = session::current().internals().state();
+  : optimizer_(x) {
+  auto& rank = session::current().internals();
+  auto& model = rank.state();
   if (!model)
     throw error{error_code::unsupported,
                 "a distributed_optimizer needs a distributed_model before it"};
+  parts_ = std::make_shared<parts>(x, options, rank, model->loss_scale());
   if (parts_->scaler)
     model->loss_scale().follow(parts_->scaler);
   if (options.ema_decay)

@@ -19,7 +19,8 @@ struct tensor_slice;
 
 /// Extra features of a `distributed_optimizer`. The loss scale belongs to the
 /// model: `model.backward` multiplies by it, and all optimizers of the model
-/// divide gradients by it; at most one of them has such an option. Until the
+/// divide gradients by it; at most one of them has such an option. Without one,
+/// the scale is 1, and with `smp.fp16_params` dynamic. Until the
 /// division gradients are scaled; those that smp reports (`clip_grad_norm_`,
 /// `gradients`) are not.
 struct optimizer_options {

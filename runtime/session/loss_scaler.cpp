@@ -73,8 +73,9 @@ void loss_scaler::restore(double value, uint64_t good_steps) {
 void model_loss_scale::follow(const std::shared_ptr<loss_scaler>& x) {
   if (scaler())
     throw error{error_code::unsupported,
-                "another optimizer of the model scales the loss; leave "
-                "static_loss_scale and dynamic_loss_scale to one of them"};
+                "another optimizer of the model scales the loss (with "
+                "smp.fp16_params the first one does); give static_loss_scale "
+                "or dynamic_loss_scale to that one only"};
   scaler_ = x;
 }
 

@@ -87,7 +87,8 @@ optimizer_options options_of(const train_config& config) {
   auto x = effective(config).optimizer;
   optimizer_options result;
   result.dynamic_loss_scale = x.loss_scale->dynamic;
-  if (!x.loss_scale->dynamic && x.loss_scale->fixed != 1)
+  if (!x.loss_scale->dynamic
+      && (x.loss_scale->fixed != 1 || config.smp.fp16_params))
     result.static_loss_scale = x.loss_scale->fixed;
   auto& args = x.dynamic_loss_args;
   result.ema_decay = x.ema_decay;

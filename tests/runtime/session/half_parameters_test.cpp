@@ -220,7 +220,7 @@ training train_ranks(const job& x, const run_options& options = {}) {
     })};
     auto inner = make_optimizer(x.optimizer, model->parameters());
     optimizer_options scaled;
-    if (x.scale != 1)
+    if (x.scale != 1 || x.type == torch::kHalf)
       scaled.static_loss_scale = x.scale;
     distributed_optimizer optimizer{*inner, scaled};
     uint64_t done = 0;

@@ -104,7 +104,8 @@ std::vector<rank_run> train(const scaled_job& x) {
     for (int64_t i = 0; i < x.steps; ++i) {
       if (std::ranges::find(x.adds_up, i) == x.adds_up.end())
         optimizer.zero_grad();
-      auto part = data_of(i).chunk(static_cast<int64_t>(dp_size()));
+      auto type = x.config.fp16_params ? torch::kHalf : torch::kFloat;
+      auto part = data_of(i).to(type).chunk(static_cast<int64_t>(dp_size()));
       train_step(part.at(dp_rank()), x.factor(dp_rank(), i));
       auto gradients = model.gradients();
       mine.gradients.emplace_back(gradients.begin(), gradients.end());
@@ -292,6 +293,21 @@ TEST_CASE("a loss scale that cannot fall ends the run by name",
   };
   CHECK_THAT(error_of([&] { train(x); }, error_code::numbers),
              ContainsSubstring("dynamic_loss_args.min_scale"));
+}
+
+TEST_CASE("float16 parameters have a dynamic scale unless code gives another",
+          "[runtime][precision][R56]") {
+  // Gradients that float16 has no values for.
+  auto tiny = [](uint64_t, int64_t) { return 1e-7; };
+  auto norm_of = [&](bool float16, const optimizer_options& options) {
+    auto config = grid(2, false);
+    config.fp16_params = float16;
+    auto runs = train({config, 2, options, 1, tiny});
+    return runs[0].norms[0];
+  };
+  auto expected = norm_of(false, {});
+  CHECK(norm_of(true, {}) == Catch::Approx(expected).epsilon(0.02));
+  CHECK(norm_of(true, {.static_loss_scale = 1}) < expected / 2);
 }
 
 TEST_CASE("two scales for one model, or of one optimizer, are refused",
