@@ -331,6 +331,24 @@ TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save if they are asked to",
   CHECK_THAT(p.output(), !ContainsSubstring("checkpoint at step"));
 }
 
+TEST_CASE_METHOD(checkpoint_run, "Ranks of another launcher save on SIGTERM",
+                 "[apps][checkpoint]") {
+  auto rank = [this](int number) {
+    return start({"tiny.toml", "--run-dir=run", "--ranks=2",
+                  "--checkpoint.on_interrupt=true",
+                  "--checkpoint.interval=1000", "--train.steps=100000"},
+                 of_two_under_mpirun(number));
+  };
+  auto first = rank(0), second = rank(1);
+  REQUIRE(first.wait_for("10/100000"));
+  first.signal(SIGTERM); // all get it, as from scancel
+  second.signal(SIGTERM);
+  CHECK(first.join() == 130);
+  CHECK(second.join() == 130);
+  CHECK_THAT(first.output(), ContainsSubstring("checkpoint at step "));
+  CHECK(newest() == metrics("run").back()["step"].get<uint64_t>());
+}
+
 TEST_CASE_METHOD(checkpoint_run,
                  "an interrupted run has as long as the configuration says",
                  "[apps][checkpoint]") {

@@ -319,40 +319,59 @@ namespace {
 struct normed_impl : torch::nn::Module {
   normed_impl() {
     register_module("norm", norm);
+    register_module("out", out);
   }
 
   Tensor forward(Tensor x) {
-    return norm(x);
+    return out(norm(x));
   }
 
-  submodule<torch::nn::BatchNorm1d> norm{3};
+  submodule<torch::nn::BatchNorm1d> norm{4};
+  submodule<torch::nn::Linear> out{4, 4};
 };
 TORCH_MODULE_IMPL(normed, normed_impl);
+
+struct buffer_grid {
+  uint64_t pipeline = 1, tensor = 1, replicas = 1;
+};
 
 } // namespace
 
 TEST_CASE("buffers are each replica's own, or the first one's",
           "[runtime][replicas]") {
   auto broadcasts = GENERATE(false, true);
-  CAPTURE(broadcasts);
-  std::vector<Tensor> means(2);
+  auto of = GENERATE(buffer_grid{1, 1, 2}, buffer_grid{2, 1, 2},
+                     buffer_grid{1, 2, 1}, buffer_grid{1, 2, 2},
+                     buffer_grid{2, 2, 2});
+  CAPTURE(broadcasts, of.pipeline, of.tensor, of.replicas);
+  std::vector<Tensor> means(of.tensor * of.replicas);
+  std::mutex mutex;
   virtual_world_options world;
   world.config = replicated();
+  world.config.pipeline_parallel_degree = of.pipeline;
+  world.config.tensor_parallel_degree = of.tensor;
+  if (of.tensor > 1)
+    world.config.tensor_parallel_modules = {"out"};
   world.config.broadcast_buffers = broadcasts;
-  run_virtual_world(2, world, [&](session& s) {
+  run_virtual_world(means.size() * of.pipeline, world, [&](session&) {
     distributed_model model{seeded([] { return normed{}; })};
+    set_partition(*model->norm, static_cast<uint32_t>(of.pipeline - 1));
     auto train_step = step([&](Tensor x) {
       auto loss = model(x).square().sum();
       model.backward(loss);
       return loss;
     });
-    auto x = torch::arange(12.0).view({4, 3})
-             + 100 * static_cast<double>(s.rank());
+    auto x = torch::arange(16.0).view({4, 4})
+             + 100 * static_cast<double>(dp_rank());
     train_step(x);
-    means[s.rank()] = model->norm->running_mean.clone();
+    if (pp_rank() != of.pipeline - 1)
+      return;
+    std::lock_guard guard{mutex};
+    means[dp_rank()] = model->norm->running_mean.clone();
   });
-  // A tenth of the mean of 0, 3, 6, 9 and so on.
-  auto own = torch::tensor({0.45, 0.55, 0.65});
-  CHECK(torch::allclose(means[0], own));
-  CHECK(torch::allclose(means[1], broadcasts ? own : own + 10));
+  // A tenth of the mean of 0, 4, 8, 12 and so on.
+  auto own = torch::tensor({0.6, 0.7, 0.8, 0.9});
+  for (size_t i = 0; i < means.size(); ++i)
+    CHECK(torch::allclose(
+      means[i], broadcasts ? own : own + 10 * static_cast<double>(i)));
 }

@@ -154,7 +154,7 @@ TEST_CASE("each feature alone and all together are right in each grid",
 }
 
 TEST_CASE("more features are right in a pipeline", "[runtime][verify][R35]") {
-  auto of = GENERATE(grid{2, 1}, grid{2, 2});
+  auto of = GENERATE(grid{2, 1}, grid{1, 2}, grid{2, 2});
   CAPTURE(of.pipeline, of.tensor);
   for (auto& f : more_features()) {
     auto x = gpt_in(of);
@@ -168,7 +168,7 @@ TEST_CASE("more features are right in a pipeline", "[runtime][verify][R35]") {
 }
 
 TEST_CASE("a TorchScript model has them, too", "[runtime][verify][R35]") {
-  auto of = GENERATE(grid{1, 1}, grid{2, 1}, grid{2, 2});
+  auto of = GENERATE(grid{1, 1}, grid{2, 1}, grid{1, 2}, grid{2, 2});
   CAPTURE(of.pipeline, of.tensor);
   test::scratch_dir dir;
   auto make = [&] {
