@@ -1,7 +1,9 @@
 #include "runtime/verify/call_log.hpp"
 
+#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/lazy/promise.hpp"
+#include "runtime/model/model_map.hpp"
 #include "runtime/remote/execution.hpp"
 
 #include <ATen/SequenceNumber.h>
@@ -24,10 +26,18 @@ struct open_call {
   logged_call log;
 };
 
-/// Nothing for parameters of other ranks, which reading would fetch. A promise
-/// is left alone: the rank that computes its content logs it.
+/// Tells whether `x` is a parameter of which this rank has a slice.
+bool is_slice(const at::Tensor& x) {
+  auto model = rank_context::current_model();
+  auto i = model ? model->map->model().find(x) : -1;
+  return i >= 0 && model->map->slice(static_cast<uint32_t>(i)) != nullptr;
+}
+
+/// Nothing for parameters of other ranks, which reading would fetch, and those
+/// that ranks share, which traces pass to modules. A promise is left alone: the
+/// rank that computes its content logs it.
 std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
-  if (!x.defined() || is_placeholder(x) || is_promise(x))
+  if (!x.defined() || is_placeholder(x) || is_promise(x) || is_slice(x))
     return std::nullopt;
   return digest_of(x);
 }

@@ -109,7 +109,7 @@ std::vector<test::rank_counts> check_equal(const test::verify_case& x,
   auto steps = std::max<uint64_t>(5, steps_to_verify(x.config));
   std::vector<test::rank_counts> result;
   auto summary = test::run_case(x, steps, split, &result);
-  CHECK(to_text(summary).starts_with("equal: "));
+  CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: "));
   CHECK(summary.losses.compared >= 5);
   CHECK(summary.gradients.compared > 0);
   CHECK(summary.updates.compared > 0);

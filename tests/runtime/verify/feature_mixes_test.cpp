@@ -183,7 +183,7 @@ uint64_t check_mix(const test::verify_case& x, bool split) {
   auto steps = std::max<uint64_t>(5, steps_to_verify(x.config));
   std::vector<test::rank_counts> ranks;
   auto summary = test::run_case(x, steps, split, &ranks);
-  CHECK(to_text(summary).starts_with("equal: "));
+  CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: "));
   CHECK(summary.losses.compared > 0);
   CHECK(summary.gradients.compared > 0);
   CHECK(summary.updates.compared > 0);

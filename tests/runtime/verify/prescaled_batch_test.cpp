@@ -29,7 +29,8 @@ void compare(verify_case x, uint64_t tensor, uint64_t replicas,
   x.config.ranks = smp.pipeline_parallel_degree * tensor * replicas;
   INFO(x.name << ", \"" << modules << "\" for " << optimize << ", " << tensor
               << " share, " << replicas << " replicas");
-  CHECK(to_text(run_case(x, 5)).starts_with("equal: 5 steps"));
+  CHECK_THAT(to_text(run_case(x, 5)),
+             Catch::Matchers::StartsWith("equal: 5 steps"));
 }
 
 struct net_impl : torch::nn::Module {

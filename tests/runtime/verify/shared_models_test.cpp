@@ -33,7 +33,7 @@ void compare(test::verify_case x, const grid& g, const std::string& optimize) {
                            << g.tensor << " share, " << g.replicas
                            << " replicas");
   auto summary = test::run_case(x, 5);
-  CHECK(to_text(summary).starts_with("equal: 5 steps"));
+  CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 5 steps"));
   CHECK(summary.gradients.compared > 0);
 }
 

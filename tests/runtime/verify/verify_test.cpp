@@ -138,7 +138,7 @@ TEST_CASE("Right configurations give no false alarm", "[runtime][verify]") {
   for (auto& x : cases) {
     INFO(x.name);
     auto summary = test::run_case(x);
-    CHECK(to_text(summary).starts_with("equal: 2 steps"));
+    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 2 steps"));
     // Nothing was left out.
     auto m = x.config.smp.microbatches;
     CHECK(summary.steps == 2);
@@ -161,7 +161,8 @@ TEST_CASE("Scripted models that draw random numbers give no false alarm",
         auto x = test::script_case(model, ranks, microbatches);
         INFO(x.name);
         auto summary = test::run_case(x, 5, ranks > 1);
-        CHECK(to_text(summary).starts_with("equal: 5 steps"));
+        CHECK_THAT(to_text(summary),
+                   Catch::Matchers::StartsWith("equal: 5 steps"));
         CHECK(summary.result_gradients > 0);
         CHECK((summary.requests > 0) == (ranks > 1));
       }
@@ -252,7 +253,7 @@ TEST_CASE("Replicas equal one process that has the whole batch",
     x.config.ranks = x.config.smp.pipeline_parallel_degree * replicas;
     INFO(x.name << ", " << replicas << " replicas");
     auto summary = test::run_case(x, 3);
-    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 3 steps"));
     CHECK(summary.ranks == *x.config.ranks);
   };
   for (uint64_t ranks : {1, 2})
@@ -278,7 +279,7 @@ TEST_CASE("Models that tensor-parallel ranks share equal one process",
     x.config.ranks = x.config.smp.pipeline_parallel_degree * tensor * replicas;
     INFO(x.name << ", " << tensor << " share, " << replicas << " replicas");
     auto summary = test::run_case(x, 5);
-    CHECK(to_text(summary).starts_with("equal: 5 steps"));
+    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 5 steps"));
   };
   for (uint64_t ranks : {1, 2}) {
     auto x = test::gpt_case(ranks, "interleaved", 2);
@@ -310,7 +311,7 @@ TEST_CASE("Transformer layers that ranks share as a whole equal one process",
     INFO(x.name << " for " << optimize << ", " << tensor << " share, "
                 << replicas << " replicas");
     auto summary = test::run_case(x, 5);
-    CHECK(to_text(summary).starts_with("equal: 5 steps"));
+    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 5 steps"));
   };
   for (std::string optimize : {"speed", "memory"}) {
     for (uint64_t ranks : {1, 2}) {
@@ -337,7 +338,7 @@ TEST_CASE("What ranks share as a whole stays together in a split job",
     x.config.ranks = 4;
     INFO(x.name);
     auto summary = test::run_case(x, 2, true);
-    CHECK(to_text(summary).starts_with("equal: 2 steps"));
+    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 2 steps"));
     CHECK(summary.requests > 0);
   }
 }
@@ -392,7 +393,7 @@ TEST_CASE("What backward computes again equals one process that keeps it",
     x.config.smp.activation_checkpointing = {{modules}, strategy};
     INFO(x.name << ", " << modules << ", " << strategy);
     auto summary = test::run_case(x, 3);
-    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 3 steps"));
   };
   for (uint64_t ranks : {1, 2}) {
     auto x = test::gpt_case(ranks, "interleaved", 4);
