@@ -114,6 +114,14 @@ int compare(const program& f) {
   return late.source->made_logits;
 }
 
+/// @param made how often each of them makes the logits
+void check_each(const std::vector<program>& programs, int made) {
+  for (size_t i = 0; i < programs.size(); ++i) {
+    CAPTURE(i);
+    CHECK(compare(programs[i]) == made);
+  }
+}
+
 Tensor loss(const Tensor& x, const Tensor& y) {
   return F::cross_entropy(x, y);
 }
@@ -255,10 +263,7 @@ TEST_CASE("a loss of late logits is computed without them",
       CHECK(x.requires_grad());
       return loss(x.view({-1, words}), y.view(-1));
     }};
-  for (size_t i = 0; i < programs.size(); ++i) {
-    CAPTURE(i);
-    CHECK(compare(programs[i]) == 0);
-  }
+  check_each(programs, 0);
 }
 
 TEST_CASE("whatever else reads late logits computes with the logits, once",
@@ -291,10 +296,7 @@ TEST_CASE("whatever else reads late logits computes with the logits, once",
       x.register_hook([](Tensor g) { return 2 * g; });
       return loss(x.view({-1, words}), y.view(-1)) + x.sin().sum();
     }};
-  for (size_t i = 0; i < programs.size(); ++i) {
-    CAPTURE(i);
-    CHECK(compare(programs[i]) == 1);
-  }
+  check_each(programs, 1);
 }
 
 TEST_CASE("late logits that change in place are changed for all that read them",
@@ -339,10 +341,7 @@ TEST_CASE("late logits that change in place are changed for all that read them",
       copy.mul_(3);
       return squared::apply(rows) + x.view({-1, words});
     }};
-  for (size_t i = 0; i < programs.size(); ++i) {
-    CAPTURE(i);
-    CHECK(compare(programs[i]) == 1);
-  }
+  check_each(programs, 1);
 }
 
 TEST_CASE("hooks see the gradient of late logits as they were then",
@@ -361,10 +360,7 @@ TEST_CASE("hooks see the gradient of late logits as they were then",
       x.mul_(3);
       return before + rows.exp().sum();
     }};
-  for (size_t i = 0; i < programs.size(); ++i) {
-    CAPTURE(i);
-    CHECK(compare(programs[i]) == 1);
-  }
+  check_each(programs, 1);
 }
 
 TEST_CASE("a function that kept late logits refuses to use changed ones",
@@ -400,10 +396,7 @@ TEST_CASE("losses other than the sum or mean of labels' read the logits",
       return loss(x.view({-1, words}),
                   torch::softmax(x.detach(), -1).view({-1, words}));
     }};
-  for (size_t i = 0; i < programs.size(); ++i) {
-    CAPTURE(i);
-    CHECK(compare(programs[i]) == 1);
-  }
+  check_each(programs, 1);
 }
 
 TEST_CASE("random programs cannot tell late logits from logits",
@@ -416,8 +409,7 @@ TEST_CASE("random programs cannot tell late logits from logits",
     try {
       run(f, head{false});
     } catch (const std::exception&) {
-      raises = true; // such as a view of what has gaps, a change of what is
-                     // kept
+      raises = true; // a view of what has gaps, a change of what is kept
     }
     if (raises) {
       CHECK_THROWS(run(f, head{true}));
