@@ -26,14 +26,12 @@ namespace smp {
 
 namespace {
 
-namespace nn = torch::nn;
-
 // -- access to AnyModule::content_ --------------------------------------------
 // An explicit instantiation may name private members: the only legal way to
 // wrap a child whose type is unknown here.
 
-using content_pointer = std::unique_ptr<nn::AnyModulePlaceholder>
-  nn::AnyModule::*;
+using content_pointer = std::unique_ptr<torch::nn::AnyModulePlaceholder>
+  torch::nn::AnyModule::*;
 
 template <content_pointer Member>
 struct content_access {
@@ -44,9 +42,10 @@ struct content_access {
 
 content_pointer any_module_content();
 
-template struct content_access<&nn::AnyModule::content_>;
+template struct content_access<&torch::nn::AnyModule::content_>;
 
-std::unique_ptr<nn::AnyModulePlaceholder>& content(nn::AnyModule& x) {
+std::unique_ptr<torch::nn::AnyModulePlaceholder>&
+content(torch::nn::AnyModule& x) {
   return x.*any_module_content();
 }
 
@@ -64,7 +63,7 @@ using carried_types = std::tuple<
 constexpr size_t num_carried = std::tuple_size_v<carried_types>;
 
 template <size_t I = 0>
-value put_any(packer& out, nn::AnyValue& x) {
+value put_any(packer& out, torch::nn::AnyValue& x) {
   if constexpr (I == num_carried) {
     out.refuse("a Sequential cannot carry the type "
                + c10::demangle(x.type_info().name())
@@ -79,20 +78,20 @@ value put_any(packer& out, nn::AnyValue& x) {
 }
 
 template <size_t I = 0>
-nn::AnyValue get_any(unpacker& in, int64_t index, const value& x) {
+torch::nn::AnyValue get_any(unpacker& in, int64_t index, const value& x) {
   if constexpr (I == num_carried) {
     throw error{error_code::protocol, "unknown type in a Sequential"};
   } else {
     using type = std::tuple_element_t<I, carried_types>;
     if (index == static_cast<int64_t>(I))
-      return nn::AnyValue{pack<type>::get(in, x)};
+      return torch::nn::AnyValue{pack<type>::get(in, x)};
     return get_any<I + 1>(in, index, x);
   }
 }
 
 /// Adds the tensors in `x`.
 template <size_t I = 0>
-void collect_tensors(packer& p, nn::AnyValue& x) {
+void collect_tensors(packer& p, torch::nn::AnyValue& x) {
   if constexpr (I < num_carried) {
     using type = std::tuple_element_t<I, carried_types>;
     if (auto* y = x.try_get<type>())
@@ -102,7 +101,7 @@ void collect_tensors(packer& p, nn::AnyValue& x) {
   }
 }
 
-std::vector<at::Tensor> tensors_in_any(std::span<nn::AnyValue> xs) {
+std::vector<at::Tensor> tensors_in_any(std::span<torch::nn::AnyValue> xs) {
   packer p;
   try {
     for (auto& x : xs)
@@ -115,7 +114,7 @@ std::vector<at::Tensor> tensors_in_any(std::span<nn::AnyValue> xs) {
 
 /// Adds the tensors in `x` as a distributed module expects them: all, in order.
 template <size_t I = 0>
-void add_shared(std::vector<at::Tensor>& to, nn::AnyValue& x) {
+void add_shared(std::vector<at::Tensor>& to, torch::nn::AnyValue& x) {
   if constexpr (I < num_carried) {
     using type = std::tuple_element_t<I, carried_types>;
     auto* y = x.try_get<type>();
@@ -127,7 +126,7 @@ void add_shared(std::vector<at::Tensor>& to, nn::AnyValue& x) {
   refuse_shared_call();
 }
 
-nn::AnyValue get_any(unpacker& in, const value& x) {
+torch::nn::AnyValue get_any(unpacker& in, const value& x) {
   auto* parts = x.get_if<tuple_value>();
   auto* index = parts && parts->items.size() == 2
                   ? parts->items[0].get_if<int64_t>()
@@ -138,10 +137,10 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
 }
 
 /// Runs a child under the interceptors.
-nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
-                       const hook_state& hook,
-                       std::vector<nn::AnyValue>&& arguments,
-                       const row_place& place = {}) {
+torch::nn::AnyValue run_child(torch::nn::AnyModulePlaceholder& x,
+                              intercepted_call call, const hook_state& hook,
+                              std::vector<torch::nn::AnyValue>&& arguments,
+                              const row_place& place = {}) {
   auto* how = hook.distributed;
   // In a range, which is one request, this shows who waits for peers.
   call.part = how != nullptr;
@@ -154,7 +153,7 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
     auto found = run_shared(
       noted, *how, dynamic_cast<const void*>(object.get()), tensors, place);
     return hook.result ? hook.result(found)
-                       : nn::AnyValue{std::move(found.at(0))};
+                       : torch::nn::AnyValue{std::move(found.at(0))};
   }
   auto run = [&] {
     return how ? hook.translation->call_child(*how, std::move(arguments))
@@ -171,33 +170,35 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
 }
 
 /// Wraps a child in a model that is only observed.
-class observed_child : public nn::AnyModulePlaceholder {
+class observed_child : public torch::nn::AnyModulePlaceholder {
 public:
-  explicit observed_child(std::unique_ptr<nn::AnyModulePlaceholder> inner)
-    : nn::AnyModulePlaceholder(typeid(observed_child)),
+  explicit observed_child(
+    std::unique_ptr<torch::nn::AnyModulePlaceholder> inner)
+    : torch::nn::AnyModulePlaceholder(typeid(observed_child)),
       inner_(std::move(inner)) {
     // nop
   }
 
-  nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
+  torch::nn::AnyValue
+  forward(std::vector<torch::nn::AnyValue>&& arguments) override {
     return run_child(*inner_, {}, hook_state{}, std::move(arguments));
   }
 
-  std::shared_ptr<nn::Module> ptr() override {
+  std::shared_ptr<torch::nn::Module> ptr() override {
     return inner_->ptr();
   }
 
-  std::unique_ptr<nn::AnyModulePlaceholder> copy() const override {
+  std::unique_ptr<torch::nn::AnyModulePlaceholder> copy() const override {
     return std::make_unique<observed_child>(inner_->copy());
   }
 
-  std::unique_ptr<nn::AnyModulePlaceholder>
+  std::unique_ptr<torch::nn::AnyModulePlaceholder>
   clone_module(std::optional<c10::Device> device) const override {
     return inner_->clone_module(device);
   }
 
 private:
-  std::unique_ptr<nn::AnyModulePlaceholder> inner_;
+  std::unique_ptr<torch::nn::AnyModulePlaceholder> inner_;
 };
 
 // -- wrapper ------------------------------------------------------------------
@@ -205,8 +206,8 @@ private:
 /// The state that the wrappers of one Sequential share.
 struct sequential_group {
   module_id id;
-  nn::SequentialImpl* object = nullptr;
-  std::weak_ptr<nn::Module> alive; // of `object`
+  torch::nn::SequentialImpl* object = nullptr;
+  std::weak_ptr<torch::nn::Module> alive; // of `object`
   /// The model that it was partitioned with.
   std::weak_ptr<model_context> model;
   /// By child. Models hold pointers to them while more are pushed.
@@ -226,18 +227,19 @@ private:
   }
 };
 
-class sequential_child : public nn::AnyModulePlaceholder {
+class sequential_child : public torch::nn::AnyModulePlaceholder {
 public:
-  sequential_child(std::unique_ptr<nn::AnyModulePlaceholder> inner,
+  sequential_child(std::unique_ptr<torch::nn::AnyModulePlaceholder> inner,
                    std::shared_ptr<sequential_group> group, uint32_t index)
-    : nn::AnyModulePlaceholder(typeid(sequential_child)),
+    : torch::nn::AnyModulePlaceholder(typeid(sequential_child)),
       inner_(std::move(inner)),
       group_(std::move(group)),
       index_(index) {
     // nop
   }
 
-  nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
+  torch::nn::AnyValue
+  forward(std::vector<torch::nn::AnyValue>&& arguments) override {
     auto& hook = group_->hooks[index_];
     auto* ex = execution::current();
     if (index_ == 0)
@@ -255,22 +257,22 @@ public:
 
   /// Runs the child as part of a range.
   /// @param served another rank requested it
-  nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments, bool served,
-                     const row_place& place) {
+  torch::nn::AnyValue serve(std::vector<torch::nn::AnyValue>&& arguments,
+                            bool served, const row_place& place) {
     auto& hook = group_->hooks[index_];
     return run_child(*inner_, {hook.id, hook.ordered, served, hook.stream},
                      hook, std::move(arguments), place);
   }
 
-  std::shared_ptr<nn::Module> ptr() override {
+  std::shared_ptr<torch::nn::Module> ptr() override {
     return inner_->ptr();
   }
 
-  std::unique_ptr<nn::AnyModulePlaceholder> copy() const override {
+  std::unique_ptr<torch::nn::AnyModulePlaceholder> copy() const override {
     return std::make_unique<sequential_child>(inner_->copy(), group_, index_);
   }
 
-  std::unique_ptr<nn::AnyModulePlaceholder>
+  std::unique_ptr<torch::nn::AnyModulePlaceholder>
   clone_module(std::optional<c10::Device> device) const override {
     // A clone belongs to no partition.
     return inner_->clone_module(device);
@@ -308,7 +310,8 @@ private:
   }
 
   /// This child already ran, as part of a range.
-  nn::AnyValue pass(execution& ex, std::vector<nn::AnyValue>&& arguments) {
+  torch::nn::AnyValue pass(execution& ex,
+                           std::vector<torch::nn::AnyValue>&& arguments) {
     auto* x = arguments.size() == 1 ? arguments[0].try_get<at::Tensor>()
                                     : nullptr;
     // `Sequential::forward` moves a value from child to child; a user's own
@@ -322,8 +325,8 @@ private:
     return std::move(arguments[0]);
   }
 
-  nn::AnyValue call(hook_state& hook, execution* ex,
-                    std::vector<nn::AnyValue>&& arguments) {
+  torch::nn::AnyValue call(hook_state& hook, execution* ex,
+                           std::vector<torch::nn::AnyValue>&& arguments) {
     auto last = index_ + 1;
     // Children on another rank form one request, those here one region.
     while (ex && last < group_->hooks.size() && !group_->hooks[last].local
@@ -368,18 +371,18 @@ private:
 
   friend void smp::check_range_consumed(execution& ex);
 
-  std::unique_ptr<nn::AnyModulePlaceholder> inner_;
+  std::unique_ptr<torch::nn::AnyModulePlaceholder> inner_;
   std::shared_ptr<sequential_group> group_;
   uint32_t index_;
 };
 
-sequential_child* wrapper(nn::AnyModule& x) {
+sequential_child* wrapper(torch::nn::AnyModule& x) {
   return dynamic_cast<sequential_child*>(content(x).get());
 }
 
 } // namespace
 
-std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
+std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x) {
   std::vector<hook_state*> result;
   if (x.is_empty())
     return result;
@@ -405,13 +408,13 @@ std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
   return result;
 }
 
-void observe_children(nn::SequentialImpl& x) {
+void observe_children(torch::nn::SequentialImpl& x) {
   for (auto& child : x)
     content(child) = std::make_unique<observed_child>(
       std::move(content(child)));
 }
 
-void name_sequential(nn::SequentialImpl& x, module_id id,
+void name_sequential(torch::nn::SequentialImpl& x, module_id id,
                      const std::shared_ptr<model_context>& model) {
   if (!x.is_empty())
     if (auto* child = wrapper(*x.begin())) {
@@ -420,14 +423,14 @@ void name_sequential(nn::SequentialImpl& x, module_id id,
     }
 }
 
-invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
+invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
                      bool served, unpacker& in, const std::vector<value>& args,
                      packer& out) {
-  auto* seq = dynamic_cast<nn::SequentialImpl*>(&object);
+  auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(&object);
   auto* head = seq && !seq->is_empty() ? wrapper(*seq->begin()) : nullptr;
   if (!head || first >= last || last > head->group()->hooks.size())
     throw error{error_code::protocol, "no such range of a Sequential"};
-  std::vector<nn::AnyValue> values;
+  std::vector<torch::nn::AnyValue> values;
   for (auto& x : args)
     values.push_back(get_any(in, x));
   if (SMP_FAULT("dropped-layer"))

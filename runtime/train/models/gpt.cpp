@@ -18,10 +18,6 @@ namespace smp {
 
 namespace {
 
-torch::nn::LayerNormOptions norm_options(const gpt_config& x) {
-  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
-}
-
 /// @returns [T, T] bool: a token sees the last `window` ones, itself included
 torch::Tensor band(int64_t tokens, int64_t window) {
   return torch::ones({tokens, tokens}, torch::kBool).tril().triu(1 - window);
@@ -54,6 +50,10 @@ transformer_layer_options options_of_gpt_block(const gpt_block_impl& x) {
   gpt_block_impl, smp::nn::distributed_transformer_layer>(options_of_gpt_block);
 
 } // namespace
+
+torch::nn::LayerNormOptions norm_options(const gpt_config& x) {
+  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
+}
 
 double gpt_residual_std(const gpt_config& x) {
   return gpt_weight_std / std::sqrt(2.0 * static_cast<double>(x.layers));

@@ -54,6 +54,9 @@ constexpr double gpt_weight_std = 0.02;
 /// so that the stream's variance does not grow with depth (GPT-2).
 double gpt_residual_std(const gpt_config& x);
 
+/// Of each norm of a model with these sizes.
+torch::nn::LayerNormOptions norm_options(const gpt_config& x);
+
 /// Causal self-attention.
 struct gpt_attention_impl : torch::nn::Module {
   /// @param index of the block

@@ -8,10 +8,6 @@ namespace smp {
 
 namespace {
 
-torch::nn::LayerNormOptions norm_options(const gpt_config& x) {
-  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
-}
-
 submodule<torch::nn::Linear> make_linear(int64_t in, int64_t out, double std) {
   submodule<torch::nn::Linear> result{
     torch::nn::LinearOptions(in, out).bias(false)};
