@@ -114,11 +114,11 @@ require_supported_system() {
     die "unsupported system ${id:-unknown} $version_id" "" "smp is set up for Debian 12 (SMP_ANY_SYSTEM=1 tries anyway)"
 }
 
-# Prints how much to do at once: a file that includes Torch takes 1.5 GB.
+# Prints how much to do at once: a file that includes Torch takes 2.5 GB.
 jobs() {
   local processors by_memory
   processors=$(nproc)
-  by_memory=$(awk '/^MemAvailable/ { print int($2 / 1500000) }' /proc/meminfo)
+  by_memory=$(awk '/^MemAvailable/ { print int($2 / 2500000) }' /proc/meminfo)
   ((by_memory >= 1)) || by_memory=1
   echo "${SMP_JOBS:-$((by_memory < processors ? by_memory : processors))}"
 }

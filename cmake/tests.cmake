@@ -4,12 +4,14 @@
 #
 # A test may say what it needs in its first line:
 #
-#   // ctest: timeout=300 label=multiprocess processors=2 serial alone
+#   // ctest: seconds=30 label=multiprocess processors=2 serial alone
 #
-# timeout     seconds for all its cases (default 120); four times that under
-#             sanitizers. Those with the longest begin first.
+# seconds     what all its cases take on two processors beside other tests, if
+#             more than ten. The longest begin first, and after ten times that
+#             (forty under sanitizers) a test is ended.
 # label       a ctest label; "multiprocess" also counts as two processors;
-#             "proof": it runs for minutes, `./dev test --quick` leaves it out
+#             "proof": it runs for minutes, and `./dev test` takes a quarter of
+#             those
 # processors  how many of ctest's slots it takes, of which there is one more than
 #             processors; with 4 a test has a small machine to itself
 # serial      nothing else runs meanwhile (for what measures time)
@@ -50,7 +52,7 @@ if(torch_support AND wanted)
   add_library(smp_test_support_torch_objects OBJECT ${torch_support})
   target_link_libraries(smp_test_support_torch_objects PUBLIC smp::smp Catch2::Catch2)
   target_compile_options(smp_test_support_torch_objects PRIVATE ${smp_test_options})
-  smp_precompile(smp_test_support_torch_objects ${smp_test_options})
+  smp_precompile(smp_test_support_torch_objects TESTS)
   target_link_libraries(smp_test_support_torch INTERFACE
     smp_test_support_torch_objects $<TARGET_OBJECTS:smp_test_support_torch_objects>)
 endif()
@@ -75,6 +77,14 @@ foreach(source IN LISTS plugins)
   set_target_properties(${name} PROPERTIES PREFIX "")
 endforeach()
 
+# -- tests/faults --------------------------------------------------------------
+
+if(wanted)
+  add_library(smp_faults MODULE tests/faults/fault.cpp)
+  target_link_libraries(smp_faults PRIVATE smp smp::fmt)
+  set_target_properties(smp_faults PROPERTIES PREFIX "")
+endif()
+
 # -- the tests -----------------------------------------------------------------
 
 # What R27 asks of a rank's environment, and where a test finds things.
@@ -89,19 +99,21 @@ if(SMP_SANITIZE MATCHES "address")
 endif()
 
 # Reads the first line of a test into the properties of its ctest.
-function(smp_test_properties result source)
-  set(timeout 120)
+function(smp_test_properties result test source)
+  set(seconds 10)
   set(properties "")
   file(STRINGS ${source} first LIMIT_COUNT 1)
   if(first MATCHES "^// ctest: (.*)$")
     separate_arguments(words UNIX_COMMAND "${CMAKE_MATCH_1}")
     foreach(word IN LISTS words)
-      if(word MATCHES "^timeout=([0-9]+)$")
-        set(timeout ${CMAKE_MATCH_1})
+      if(word MATCHES "^seconds=([0-9]+)$")
+        set(seconds ${CMAKE_MATCH_1})
       elseif(word MATCHES "^label=(.+)$")
         list(APPEND properties LABELS ${CMAKE_MATCH_1})
         if(CMAKE_MATCH_1 STREQUAL multiprocess)
           list(APPEND properties PROCESSORS 2)
+        elseif(CMAKE_MATCH_1 STREQUAL proof)
+          set_property(GLOBAL APPEND PROPERTY smp_proofs "${seconds} ${test}")
         endif()
       elseif(word MATCHES "^processors=([0-9]+)$")
         list(APPEND properties PROCESSORS ${CMAKE_MATCH_1})
@@ -114,12 +126,18 @@ function(smp_test_properties result source)
       endif()
     endforeach()
   endif()
+  math(EXPR timeout "10 * ${seconds} + 60")
   if(SMP_SANITIZE)
     math(EXPR timeout "4 * ${timeout}")
   endif()
-  list(APPEND properties TIMEOUT ${timeout} COST ${timeout})
+  list(APPEND properties TIMEOUT ${timeout} COST ${seconds})
+  file(APPEND ${smp_test_seconds} "${test} ${seconds}\n")
   set(${result} ${properties} PARENT_SCOPE)
 endfunction()
+
+# For `./dev test` (cmake/test_run.sh).
+set(smp_test_seconds ${CMAKE_BINARY_DIR}/tests/seconds.txt)
+file(WRITE ${smp_test_seconds} "")
 
 # One program of all tests in a folder: tests/runtime/remote -> runtime_remote_test.
 function(smp_test_program path)
@@ -139,25 +157,26 @@ function(smp_test_program path)
   set_target_properties(${program} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_compile_options(${program} PRIVATE ${smp_test_options}
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>) # as in smp_unity
+    ${smp_unity_options})
+  smp_sanitize(${program} ${folder})
   set(libraries ${smp_test_libraries_${folder}})
   if(smp::smp IN_LIST libraries)
     target_link_libraries(${program} PRIVATE smp_test_support_torch)
-    smp_precompile(${program} ${smp_test_options})
+    smp_precompile(${program} TESTS)
   else()
     target_link_libraries(${program} PRIVATE smp_test_support)
   endif()
   target_link_libraries(${program} PRIVATE smp ${libraries} Threads::Threads)
   foreach(source IN LISTS sources)
-    smp_test_properties(properties ${source})
+    cmake_path(GET source STEM stem)
+    string(REGEX REPLACE "_test$" "" unit ${stem})
+    smp_test_properties(properties ${path}/${unit} ${source})
     set(environment ${smp_test_environment})
     # OpenMP's teams wait in busy loops: tests with two threads each, side by
     # side on two processors, take twice as long as with one each.
     if(NOT PROCESSORS IN_LIST properties)
       list(APPEND environment OMP_NUM_THREADS=1)
     endif()
-    cmake_path(GET source STEM stem)
-    string(REGEX REPLACE "_test$" "" unit ${stem})
     # A file without a case fails: Catch2 ends with 2 then, with 42 if one
     # failed, with 4 if all were skipped.
     add_test(NAME ${path}/${unit} COMMAND ${program} "[#${stem}]~[.]"
@@ -179,12 +198,40 @@ foreach(path IN LISTS paths)
   smp_test_program(${path})
 endforeach()
 
+# Proof tests in four quarters of about the same length.
+get_property(proofs GLOBAL PROPERTY smp_proofs)
+list(SORT proofs COMPARE NATURAL ORDER DESCENDING)
+set(number 0)
+foreach(proof IN LISTS proofs)
+  string(REGEX REPLACE "^[0-9]+ " "" test "${proof}")
+  math(EXPR quarter "${number} % 4")
+  math(EXPR number "${number} + 1")
+  set_property(TEST ${test} APPEND PROPERTY LABELS proof-${quarter})
+endforeach()
+
 # A ctest that finds no case must not pass.
 smp_wanted(wanted transport)
 if(wanted)
   add_test(NAME no_case_selftest
     COMMAND transport_test "[#no_such_test]~[.]")
   set_tests_properties(no_case_selftest PROPERTIES WILL_FAIL ON)
+endif()
+
+# What a few folders that are compiled for sanitizers do in a run of processes.
+if(SMP_SANITIZE_ONLY)
+  add_test(NAME training COMMAND smp-train
+    ${PROJECT_SOURCE_DIR}/config/quickstart.toml --train.steps=3)
+  set_tests_properties(training PROPERTIES
+    ENVIRONMENT "${smp_test_environment}" PROCESSORS 2 TIMEOUT 600 COST 60
+    PASS_REGULAR_EXPRESSION "done after 3 of 3 steps")
+  add_custom_target(sanitized DEPENDS smp-train)
+  foreach(path IN LISTS paths)
+    string(REGEX MATCH "^[^/]*" folder ${path})
+    if(folder IN_LIST SMP_SANITIZE_ONLY)
+      string(REPLACE "/" "_" name ${path})
+      add_dependencies(sanitized ${name}_test)
+    endif()
+  endforeach()
 endif()
 
 # All that tests start, load and install, for who builds one of their programs

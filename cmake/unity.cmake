@@ -57,75 +57,100 @@ function(smp_split with without)
   set(${without} ${lists_FALSE} PARENT_SCOPE)
 endfunction()
 
-# smp_unity(TARGET SOURCE...): the sources of a library, at most eight of one
-# folder at a time. What is static or in an anonymous namespace has to be named
-# apart. Sources that hold a seeded fault (cmake/faults.cmake) keep to
-# themselves: they are compiled a second time.
-function(smp_unity target)
+# smp_batches(RESULT SOURCE...): the sources in lists of at most sixteen of one
+# folder, as "first;second" items separated by "|". Sixteen take hardly longer
+# than four: most of the time goes to templates that all of them instantiate.
+function(smp_batches result)
+  set(folders "")
+  foreach(source IN LISTS ARGN)
+    cmake_path(GET source PARENT_PATH folder)
+    string(MAKE_C_IDENTIFIER ${folder} id)
+    list(APPEND folders ${id})
+    list(APPEND sources_${id} ${source})
+  endforeach()
+  list(REMOVE_DUPLICATES folders)
+  set(batches "")
+  foreach(id IN LISTS folders)
+    list(LENGTH sources_${id} length)
+    math(EXPR parts "(${length} + 15) / 16")
+    foreach(part RANGE 1 ${parts})
+      math(EXPR begin "${length} * (${part} - 1) / ${parts}")
+      math(EXPR count "${length} * ${part} / ${parts} - ${begin}")
+      list(SUBLIST sources_${id} ${begin} ${count} batch)
+      list(JOIN batch "|" batch)
+      list(APPEND batches ${batch})
+    endforeach()
+  endforeach()
+  set(${result} ${batches} PARENT_SCOPE)
+endfunction()
+
+# smp_unity(RESULT NAME SOURCE...): what to compile for the sources of a library
+# or program. What is static or in an anonymous namespace has to be named apart
+# within a folder.
+#
+# Not CMake's UNITY_BUILD: its files name sources by absolute paths, so that no
+# clone would find in ccache what another one has compiled.
+function(smp_unity result name)
   if(NOT SMP_UNITY)
+    set(${result} ${ARGN} PARENT_SCOPE)
     return()
   endif()
-  set_target_properties(${target} PROPERTIES
-    UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # A class with a member of a type that only its source knows is fine there.
-  target_compile_options(${target} PRIVATE
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
-  foreach(source IN LISTS ARGN)
-    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR}
-      OUTPUT_VARIABLE path)
-    cmake_path(GET path PARENT_PATH group)
-    string(REPLACE "/" "_" group ${group})
-    if(path IN_LIST smp_fault_sources)
-      set(group ${group}_faults)
-    else()
-      if(NOT DEFINED count_${group})
-        set(count_${group} 0)
-      endif()
-      math(EXPR part "${count_${group}} / 8")
-      math(EXPR count_${group} "${count_${group}} + 1")
-      set(group ${group}_${part})
-    endif()
-    set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${group})
+  smp_batches(batches ${ARGN})
+  set(compiled "")
+  foreach(batch IN LISTS batches)
+    string(REPLACE "|" ";" batch ${batch})
+    set(text "")
+    foreach(source IN LISTS batch)
+      cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+      string(APPEND text "#include \"${source}\"\n")
+    endforeach()
+    smp_batch_name(output ${name} ${compiled})
+    file(CONFIGURE OUTPUT ${output} CONTENT "${text}" @ONLY)
+    list(APPEND compiled ${output})
   endforeach()
+  set(${result} ${compiled} PARENT_SCOPE)
 endfunction()
+
+# smp_batch_name(RESULT NAME BEFORE...): the file of the batch after those.
+function(smp_batch_name result name)
+  list(LENGTH ARGN number)
+  set(${result} ${CMAKE_BINARY_DIR}/generated/${name}/${name}_${number}.cpp PARENT_SCOPE)
+endfunction()
+
+# A class with a member of a type that only its source knows is fine there.
+set(smp_unity_options "")
+if(SMP_UNITY)
+  set(smp_unity_options $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
 
 # smp_unity_tests(RESULT NAME SOURCE...)
 #
 # Tests name things as they like, so each is put into a namespace of its own:
-# NAME_N.cpp first includes, outside of any namespace, whatever the tests
-# include, which makes their own includes do nothing. A test that cannot stand
-# in a namespace says "alone" in its first line.
+# a batch first includes, outside of any namespace, whatever its tests include,
+# which makes their own includes do nothing. A test that cannot stand in a
+# namespace says "alone" in its first line.
 function(smp_unity_tests result name)
-  set(sources "")
-  set(batch "")
-  set(number 0)
+  set(compiled "")
+  set(together "")
   foreach(source IN LISTS ARGN)
     file(STRINGS ${source} first LIMIT_COUNT 1)
     if(NOT SMP_UNITY OR first MATCHES "^// ctest:.* alone")
-      list(APPEND sources ${source})
-      continue()
-    endif()
-    list(APPEND batch ${source})
-    list(LENGTH batch length)
-    if(length EQUAL 4)
-      smp_unity_test_source(${name}_${number} ${batch})
-      list(APPEND sources ${CMAKE_BINARY_DIR}/generated/tests/${name}_${number}.cpp)
-      math(EXPR number "${number} + 1")
-      set(batch "")
+      list(APPEND compiled ${source})
+    else()
+      list(APPEND together ${source})
     endif()
   endforeach()
-  if(batch)
-    smp_unity_test_source(${name}_${number} ${batch})
-    list(APPEND sources ${CMAKE_BINARY_DIR}/generated/tests/${name}_${number}.cpp)
-  endif()
-  set(${result} ${sources} PARENT_SCOPE)
-endfunction()
-
-function(smp_unity_test_source name)
-  set(output ${CMAKE_BINARY_DIR}/generated/tests/${name}.cpp)
+  smp_batches(batches ${together})
   set(script ${PROJECT_SOURCE_DIR}/cmake/unity_test_source.cmake)
-  add_custom_command(OUTPUT ${output}
-    COMMAND ${CMAKE_COMMAND} -D ROOT=${PROJECT_SOURCE_DIR} -D OUTPUT=${output}
-      "-DSOURCES=${ARGN}" -P ${script}
-    DEPENDS ${ARGN} ${script} VERBATIM)
+  set(outputs "")
+  foreach(batch IN LISTS batches)
+    string(REPLACE "|" ";" batch ${batch})
+    smp_batch_name(output ${name} ${outputs})
+    add_custom_command(OUTPUT ${output}
+      COMMAND ${CMAKE_COMMAND} -D ROOT=${PROJECT_SOURCE_DIR} -D OUTPUT=${output}
+        "-DSOURCES=${batch}" -P ${script}
+      DEPENDS ${batch} ${script} VERBATIM)
+    list(APPEND outputs ${output})
+  endforeach()
+  set(${result} ${compiled} ${outputs} PARENT_SCOPE)
 endfunction()

@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof processors=2 serial
+// ctest: seconds=35 label=proof processors=2 serial
 
 #include "tests/support/catch.hpp"
 

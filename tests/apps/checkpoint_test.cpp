@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=multiprocess processors=2
+// ctest: seconds=62 label=multiprocess processors=2
 
 #include "tests/support/catch.hpp"
 

@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess
+// ctest: label=multiprocess
 #include "tests/support/catch.hpp"
 
 #include "tests/support/train_dir.hpp"

@@ -7,6 +7,8 @@
 
 // What `./dev` decides before it installs anything.
 
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
 using Catch::Matchers::StartsWith;
 using namespace smp::test;
 
@@ -41,4 +43,99 @@ TEST_CASE("what unpacks a dependency is installed, whichever is missing",
   CHECK_THAT(packages_beside("torch_prefix"), StartsWith("unzip\n"));
   CHECK_THAT(packages_beside("ucx_prefix"), StartsWith("unzip\n"));
   CHECK(packages_beside("torch_prefix ucx_prefix").empty());
+}
+
+namespace {
+
+/// @returns what the functions of `./dev test` say after this script
+std::string after(const std::string& script, const scratch_dir& dir) {
+  program p{{"bash", "-c", R"(set -euo pipefail
+root=$1 build=$2 deps=$2 preset=release
+. "$root/cmake/dependencies.sh"
+. "$root/cmake/test_run.sh"
+find_python() { :; }
+)" + script,
+             "dev", source_file("."), dir.path.string()}};
+  p.join();
+  return p.output();
+}
+
+/// A ctest of each kind. "chance" fails the first time that it runs.
+struct tests_of_each_kind : scratch_dir {
+  tests_of_each_kind() {
+    write("CTestTestfile.cmake", R"(
+add_test(a/good "true")
+add_test(a/chance "bash" "-c" "[[ -f ran ]] || { : >ran; echo odd; exit 1; }")
+add_test(a/bad "bash" "-c" "echo wrong; exit 1")
+add_test(a/skips "bash" "-c" "echo skipped: a case: no device; exit 4")
+set_tests_properties(a/skips PROPERTIES SKIP_RETURN_CODE 4)
+add_test(a/missing "/no/such/program")
+)");
+    write("tests/seconds.txt", "a/good 10\na/bad 10\n");
+  }
+};
+
+} // namespace
+
+TEST_CASE("a test that fails beside others and passes alone is told as flaky",
+          "[apps][dev]") {
+  tests_of_each_kind dir;
+  auto output = after("run_tests && echo passed || echo failed", dir);
+  INFO(output);
+  for (auto text :
+       {"running again what failed, one at a time: a/chance a/bad a/missing\n",
+        "flaky: a/chance failed beside others and passed alone\n",
+        "dev: failed: a/bad\n", "dev: failed: a/missing\n", "wrong\n",
+        "skipped: a case: no device\n", "./dev test -R '^(a/bad|a/missing)$'\n",
+        "\n60% tests passed, 2 tests failed out of 5\n"})
+    CHECK_THAT(output, ContainsSubstring(text));
+  CHECK_THAT(output, EndsWith("\nfailed\n"));
+  // Nothing is left of the first time but the word.
+  CHECK_THAT(output, !ContainsSubstring("failed: a/chance"));
+  auto second = after("run_tests -R 'good|chance'", dir);
+  INFO(second);
+  CHECK_THAT(second, !ContainsSubstring("flaky"));
+  CHECK_THAT(second,
+             ContainsSubstring("100% tests passed, 0 tests failed out of 2"));
+}
+
+TEST_CASE("what a sanitizer sees by chance stays a failure", "[apps][dev]") {
+  tests_of_each_kind dir;
+  auto output = after("preset=debug; run_tests -R chance || echo failed", dir);
+  INFO(output);
+  CHECK_THAT(output, EndsWith("\nfailed\n"));
+  CHECK_THAT(output, !ContainsSubstring("flaky"));
+}
+
+TEST_CASE("four commits in a row of quarters take every file", "[apps][dev]") {
+  scratch_dir dir;
+  auto output = after(R"(
+differs_from() { echo changed; }
+for number in 0 1 2 3; do
+  quarter() { echo $number; }
+  printf 'a\nb\nc\nd\ne\nchanged\n' | of_this_run quarter | tr '\n' ' '
+  echo
+done
+echo all: $(printf 'a\nb\n' | of_this_run all)
+echo differ: $(printf 'a\nchanged\n' | of_this_run changed))",
+                      dir);
+  CHECK(output
+        == "d changed \na e changed \nb changed \nc changed \n"
+           "all: a b\ndiffer: changed\n");
+}
+
+TEST_CASE("the tests of a changed file are those of its folder",
+          "[apps][dev]") {
+  scratch_dir dir;
+  auto folders = [&](const std::string& file) {
+    return after("echo '" + file + "' | folders_of_tests", dir);
+  };
+  CHECK(folders("runtime/remote/callee.cpp") == "runtime/remote\n");
+  CHECK(folders("tests/runtime/remote/callee_test.cpp") == "runtime/remote\n");
+  CHECK(folders("runtime/intercept/script/rewrite.cpp")
+        == "runtime/intercept\n");
+  CHECK(folders("apps/smp-train/main.cpp") == "apps\n");
+  CHECK(folders("tests/support/program.cpp") == ".\n");
+  CHECK(folders("cmake/tests.cmake") == ".\n");
+  CHECK(folders("docs/api.md").empty());
 }

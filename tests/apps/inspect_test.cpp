@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=multiprocess
+// ctest: seconds=18 label=multiprocess
 
 #include "tests/support/catch.hpp"
 

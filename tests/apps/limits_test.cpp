@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess
+// ctest: label=multiprocess
 
 // What the system refuses a run, as a user meets it.
 

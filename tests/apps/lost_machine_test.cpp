@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=multiprocess processors=1
+// ctest: seconds=123 label=proof processors=1
 
 // Machines that vanish or are cut off, and ranks that die or stop on one of
 // them. Machine 0 has rank 0 and the SUPERVISOR.

@@ -1,4 +1,4 @@
-// ctest: timeout=200 label=multiprocess
+// ctest: label=multiprocess
 
 // The scripts of docs/machines.md, with the names filled in.
 

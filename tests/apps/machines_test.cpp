@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=multiprocess processors=4
+// ctest: seconds=98 label=proof processors=4
 
 // Runs over several "machines": network namespaces of this one.
 

@@ -1,4 +1,4 @@
-// ctest: timeout=300
+// ctest: seconds=11
 
 #include "tests/support/catch.hpp"
 

@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof processors=2
+// ctest: seconds=43 label=proof processors=2
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=1200 label=proof processors=2
+// ctest: seconds=84 label=proof processors=2
 #include "tests/support/catch.hpp"
 
 #include "tests/support/train_dir.hpp"

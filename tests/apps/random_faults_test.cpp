@@ -1,4 +1,4 @@
-// ctest: timeout=900 label=proof alone
+// ctest: seconds=90 label=proof alone
 
 #include "tests/support/catch.hpp"
 

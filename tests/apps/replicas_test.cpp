@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess processors=2
+// ctest: seconds=23 label=multiprocess processors=2
 
 #include "tests/support/catch.hpp"
 

@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=multiprocess
+// ctest: seconds=51 label=multiprocess
 
 #include "tests/support/catch.hpp"
 

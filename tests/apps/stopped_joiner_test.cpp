@@ -1,4 +1,4 @@
-// ctest: timeout=120 label=multiprocess
+// ctest: label=multiprocess
 
 #include "tests/support/catch.hpp"
 

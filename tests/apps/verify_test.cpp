@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess
+// ctest: seconds=15 label=multiprocess
 
 #include "tests/support/catch.hpp"
 
@@ -49,7 +49,7 @@ struct tiny_job : train_dir {
     std::map<std::string, std::string> environment;
     if (!fault.empty())
       environment = {{"SMP_FAULT", fault},
-                     {"LD_LIBRARY_PATH", built_program("../faulty")}};
+                     {"LD_PRELOAD", built_program("../lib/smp_faults.so")}};
     return train_dir::start(std::move(arguments), std::move(environment));
   }
 

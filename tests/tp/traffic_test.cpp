@@ -1,3 +1,4 @@
+// ctest: seconds=18
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_counting_group.hpp"

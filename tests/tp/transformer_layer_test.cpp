@@ -1,3 +1,4 @@
+// ctest: seconds=11
 #include "tests/support/catch.hpp"
 
 #include "runtime/base/autocast.hpp"

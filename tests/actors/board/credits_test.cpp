@@ -1,4 +1,4 @@
-// ctest: timeout=60 label=threads processors=2
+// ctest: label=threads processors=2
 #include "tests/support/catch.hpp"
 
 #include "actors/board/counting_fabric.hpp"

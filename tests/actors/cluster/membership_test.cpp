@@ -1,4 +1,4 @@
-// ctest: timeout=60 label=multiprocess alone
+// ctest: label=multiprocess alone
 #include "tests/support/catch.hpp"
 
 #include "actors/cluster/membership.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=120 processors=2
+// ctest: processors=2
 
 #include "tests/support/catch.hpp"
 

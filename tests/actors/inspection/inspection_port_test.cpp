@@ -1,4 +1,4 @@
-// ctest: timeout=60 label=threads
+// ctest: label=threads
 #include "tests/support/catch.hpp"
 
 #include "actors/client.hpp"

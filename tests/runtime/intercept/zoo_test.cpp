@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof
+// ctest: seconds=93 label=proof
 #include "tests/support/catch.hpp"
 
 #include "tests/support/program.hpp"

@@ -1,4 +1,4 @@
-// ctest: label=multiprocess
+// ctest: seconds=13 label=multiprocess
 #include "tests/support/catch.hpp"
 
 #include "actors/cluster/membership.hpp"

@@ -1,4 +1,3 @@
-// ctest: timeout=240
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_models.hpp"

@@ -1,3 +1,4 @@
+// ctest: seconds=12
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/models/gpt.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess alone
+// ctest: seconds=26 label=multiprocess alone
 
 #include "tests/support/catch.hpp"
 

@@ -1,4 +1,3 @@
-// ctest: timeout=300
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_models.hpp"

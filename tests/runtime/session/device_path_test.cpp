@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=multiprocess
+// ctest: seconds=24 label=multiprocess
 #include "tests/support/catch.hpp"
 
 #include "runtime/launch/launcher.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof
+// ctest: seconds=53 label=proof
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_equality.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=400 label=proof
+// ctest: seconds=12 label=proof
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_models.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=1500 label=multiprocess alone
+// ctest: seconds=98 label=multiprocess alone
 
 #include "tests/support/catch.hpp"
 

@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof alone
+// ctest: seconds=61 label=proof alone
 
 // What ranks send and receive for long leaves nothing behind: this program
 // starts itself as the ranks of a run.

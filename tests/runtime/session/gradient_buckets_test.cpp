@@ -1,4 +1,4 @@
-// ctest: timeout=300
+// ctest: seconds=13
 #include "tests/support/catch.hpp"
 
 #include "runtime/session/gradient_buckets.hpp"

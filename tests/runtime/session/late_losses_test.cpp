@@ -1,4 +1,4 @@
-// ctest: timeout=600
+// ctest: seconds=81 label=proof
 #include "tests/support/catch.hpp"
 
 #include "tests/support/assertion_lock.hpp"

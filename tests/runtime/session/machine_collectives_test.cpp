@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess alone
+// ctest: seconds=12 label=multiprocess alone
 
 // Collectives of four ranks on two "machines": network namespaces of this one.
 

@@ -1,4 +1,4 @@
-// ctest: timeout=750 label=proof
+// ctest: seconds=118 label=proof
 #include "tests/support/catch.hpp"
 
 #include "tests/support/program.hpp"

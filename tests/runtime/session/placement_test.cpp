@@ -1,5 +1,3 @@
-// ctest: timeout=120
-
 #include "tests/support/catch.hpp"
 
 #include "runtime/plan/planner.hpp"

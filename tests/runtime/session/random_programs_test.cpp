@@ -1,4 +1,4 @@
-// ctest: timeout=300
+// ctest: seconds=55 label=proof
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_models.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=400
+// ctest: seconds=50 label=proof
 #include "tests/support/catch.hpp"
 
 #include "runtime/config/config_file.hpp"

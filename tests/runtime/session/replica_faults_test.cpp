@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=multiprocess alone
+// ctest: seconds=15 label=multiprocess alone
 
 #include "tests/support/catch.hpp"
 

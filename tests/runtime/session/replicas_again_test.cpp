@@ -1,4 +1,3 @@
-// ctest: timeout=120
 #include "tests/support/catch.hpp"
 
 #include "runtime/session/gradient_buckets.hpp"

@@ -1,4 +1,3 @@
-// ctest: timeout=120
 #include "tests/support/catch.hpp"
 
 #include "tests/support/nothing_left.hpp"

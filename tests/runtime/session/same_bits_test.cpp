@@ -1,4 +1,4 @@
-// ctest: timeout=600
+// ctest: seconds=41
 #include "tests/support/catch.hpp"
 
 #include "tests/support/program.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess processors=4
+// ctest: seconds=12 label=multiprocess processors=4
 #include "tests/support/catch.hpp"
 
 #include "runtime/launch/launcher.hpp"

@@ -1,4 +1,3 @@
-// ctest: timeout=240
 #include "tests/support/catch.hpp"
 
 #include "runtime/lazy/placeholder.hpp"

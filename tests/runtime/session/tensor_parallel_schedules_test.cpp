@@ -1,4 +1,4 @@
-// ctest: timeout=900 label=proof
+// ctest: seconds=78 label=proof
 #include "tests/support/catch.hpp"
 
 #include "runtime/nn/layers.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=120 label=threads processors=2
+// ctest: label=threads processors=2
 #include "tests/support/catch.hpp"
 
 #include "tests/support/assertion_lock.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=120 alone
+// ctest: alone
 #include "tests/support/catch.hpp"
 
 #include "runtime/values/pack.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof
+// ctest: seconds=110 label=proof
 #include "tests/support/catch.hpp"
 
 #include "runtime/verify/verify.hpp"

@@ -1,3 +1,4 @@
+// ctest: seconds=16
 #include "tests/support/catch.hpp"
 
 #include "runtime/nn/layers.hpp"

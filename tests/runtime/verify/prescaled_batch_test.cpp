@@ -1,3 +1,4 @@
+// ctest: seconds=23
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=900 label=proof
+// ctest: seconds=15 label=proof
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/models/t5.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=600
+// ctest: seconds=95 label=proof
 #include "tests/support/catch.hpp"
 
 #include "runtime/verify/verify.hpp"

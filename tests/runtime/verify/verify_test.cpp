@@ -1,4 +1,4 @@
-// ctest: timeout=300
+// ctest: seconds=41
 #include "tests/support/catch.hpp"
 
 #include "runtime/lazy/promise.hpp"

@@ -1,4 +1,4 @@
-// ctest: timeout=300 processors=2
+// ctest: seconds=12 processors=2
 
 #include "tests/support/catch.hpp"
 

@@ -1,4 +1,4 @@
-// ctest: timeout=120 processors=2
+// ctest: processors=2
 
 // What was recorded of one run, sent to the ports of another.
 
