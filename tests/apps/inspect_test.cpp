@@ -3,6 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/processes.hpp"
+#include "tests/support/slowness.hpp"
 #include "tests/support/train_dir.hpp"
 
 #include <fmt/format.h>
@@ -45,13 +46,12 @@ struct answer {
 
 answer run_program(const train_dir& dir, std::vector<std::string> command) {
   command[0] = built_program(command[0]);
+  slowness machine;
   auto begin = std::chrono::steady_clock::now();
   program x{std::move(command), dir.path};
-  answer result;
-  result.code = x.join();
-  result.output = x.output();
+  answer result{x.join(), x.output()};
   std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  result.seconds = took.count();
+  result.seconds = took.count() / machine.factor();
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include "tests/support/awaited_report.hpp"
 #include "tests/support/best_of.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/slowness.hpp"
 #include "tests/support/stderr_to.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
@@ -318,13 +319,15 @@ process_end run_processes(const std::string& what,
   x.stalls = stalls;
   x.environment["TEST_RANKS_SAY"] = stalls ? "no" : "yes";
   process_end result;
+  slowness machine;
   auto begin = clock_type::now();
   {
     stderr_to file{dir.path / "stderr"};
     result.code = launch(x);
   }
   result.seconds = std::chrono::duration<double>(clock_type::now() - begin)
-                     .count();
+                     .count()
+                   / machine.factor();
   result.told = dir.read("stderr");
   UNSCOPED_INFO(result.told);
   UNSCOPED_INFO(dir.read("logs/log-1.txt"));
