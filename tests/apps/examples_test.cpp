@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/installed.hpp"
 #include "tests/support/markdown.hpp"
+#include "tests/support/printed_losses.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
@@ -18,26 +18,6 @@ using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::EndsWith;
 using Catch::Matchers::StartsWith;
 using namespace smp::test;
-
-namespace {
-
-/// What lines such as "step 10: loss 2.184" say.
-std::vector<double> losses_in(const std::string& output) {
-  std::istringstream in{output};
-  std::vector<double> losses;
-  for (std::string line; std::getline(in, line);)
-    if (auto at = line.find("loss "); line.starts_with("step "))
-      losses.push_back(std::stod(line.substr(at + 5)));
-  return losses;
-}
-
-/// Whether a run of an example printed a loss that fell.
-bool learned(const std::string& output) {
-  auto losses = losses_in(output);
-  return losses.size() == 5 && losses.back() < 0.9 * losses.front();
-}
-
-} // namespace
 
 TEST_CASE("README shows the example as it is", "[apps][examples]") {
   CHECK(code_block(content_of(source_file("README.md")), "Your own model")
@@ -175,29 +155,4 @@ TEST_CASE_METHOD(scratch_dir,
              ContainsSubstring("this process is the only rank: ")
                && ContainsSubstring("to be without one, unset RANK and "
                                     "WORLD_SIZE\n"));
-}
-
-// A stranger has the installed smp and a project of their own, which says
-// nothing that README does not say.
-TEST_CASE_METHOD(scratch_dir, "the example builds in a stranger's project",
-                 "[apps][examples][install]") {
-  installed_smp installed{path};
-  auto readme = content_of(source_file("README.md"));
-  write("project/train_own_model.cpp",
-        code_block(readme, "Your own model", "cpp"));
-  // As docs/inspect.md has it.
-  write("project/look.cpp",
-        "#include \"smp/smp.hpp\"\n"
-        "void look(smp::session& session) {\n"
-        "  smp::inspectable_run looked_at{session, \"runs/mine\"};\n"
-        "}\n");
-  // Without the precompiled header, smp comes before Torch.
-  write("project/CMakeLists.txt",
-        code_block(readme, "Your own model", "cmake")
-          + "add_library(smp_first OBJECT train_own_model.cpp look.cpp)\n"
-            "target_link_libraries(smp_first PRIVATE smp::smp)\n"
-            "target_compile_options(smp_first PRIVATE -fsyntax-only)\n");
-  installed.build("project");
-  CHECK(
-    learned(installed.run({"project/build/train_own_model", "--ranks", "2"})));
 }

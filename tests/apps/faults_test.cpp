@@ -12,14 +12,10 @@ using namespace smp::test;
 
 TEST_CASE("a run whose rank is killed at any moment ends with its name",
           "[apps][faults]") {
-  auto seed = GENERATE(range(1u, 9u));
-  CAPTURE(seed);
-  random_fault{seed, SIGKILL}.run();
+  run_random_faults(1, 9, SIGKILL);
 }
 
 TEST_CASE("a run whose rank is stopped at any moment ends as a stall",
           "[apps][faults][R7]") {
-  auto seed = GENERATE(range(101u, 105u));
-  CAPTURE(seed);
-  random_fault{seed, SIGSTOP}.run();
+  run_random_faults(101, 105, SIGSTOP);
 }

@@ -10,14 +10,10 @@ using namespace smp::test;
 
 TEST_CASE("fifty runs whose rank is killed end with its name",
           "[apps][faults]") {
-  auto seed = GENERATE(range(1001u, 1051u));
-  CAPTURE(seed);
-  random_fault{seed, SIGKILL}.run();
+  run_random_faults(1001, 1051, SIGKILL);
 }
 
 TEST_CASE("fifty runs whose rank is stopped end as a stall",
           "[apps][faults][R7]") {
-  auto seed = GENERATE(range(2001u, 2051u));
-  CAPTURE(seed);
-  random_fault{seed, SIGSTOP}.run();
+  run_random_faults(2001, 2051, SIGSTOP);
 }

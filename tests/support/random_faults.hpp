@@ -5,11 +5,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <list>
 #include <random>
 #include <string>
 #include <utility>
@@ -55,49 +55,86 @@ inline constexpr std::array moments{"",        "",         "model",   " 1/150 ",
 class random_fault {
 public:
   explicit random_fault(unsigned seed, int signal)
-    : random_(seed), signal_(signal), dir_(short_run) {
-    std::filesystem::create_directory(dir_.path / "shm");
+    : seed_(seed), signal_(signal), run_(start()) {
+    std::mt19937 random{seed};
+    moment_ = moments[random() % moments.size()];
+    delay_ = milliseconds{random() % 200};
+    rank_ = random() % 3;
   }
 
-  /// Fails the test unless all ends as it should.
-  void run() {
-    const std::string moment = moments[random_() % moments.size()];
-    const std::chrono::milliseconds delay{random_() % 200};
-    const auto rank = random_() % 3;
-    auto at = fmt::format("rank {}, {} ms after \"{}\"", rank, delay.count(),
-                          moment);
+  /// Does what there is to do now. Fails the test unless all goes as it should.
+  /// @returns false when nothing is left to do
+  bool go_on() {
+    INFO(fmt::format("seed {}: rank {}, {} ms after \"{}\"", seed_, rank_,
+                     delay_.count(), moment_));
+    if (clock::now() > deadline_)
+      FAIL("it takes too long:\n" << run_.output());
+    (this->*next_)();
+    return next_ != nullptr;
+  }
+
+private:
+  using clock = std::chrono::steady_clock;
+  using milliseconds = std::chrono::milliseconds;
+
+  program start() const {
+    std::filesystem::create_directory(dir_.path / "shm");
     std::vector<std::string> words{"tiny.toml", "--run-dir", "run"};
     // No run whose rank is killed is to end as a stall, however slow it is.
     if (signal_ == SIGSTOP)
       words.push_back("--monitor.stall_timeout=6");
-    auto run = dir_.start(std::move(words),
-                          {{"UCX_POSIX_DIR", dir_.path / "shm"}});
-    std::vector<pid_t> ranks;
-    while (ranks.size() < 3 && !is_gone(run.pid()))
-      ranks = children_of(run.pid());
-    INFO(at);
-    REQUIRE(ranks.size() == 3);
-    REQUIRE(run.wait_for(moment));
-    let_pass(delay);
-    auto hit = ::kill(ranks[rank], signal_) == 0;
-    auto code = run.join(std::chrono::seconds{60});
-    INFO(run.output());
-    check(run.output(), code, rank, hit);
-    for (auto x : ranks)
-      CHECK(is_gone(x));
-    check_nothing_left();
+    return dir_.start(std::move(words), {{"UCX_POSIX_DIR", dir_.path / "shm"}});
   }
 
-private:
-  void check(const std::string& output, int code, size_t rank, bool hit) {
+  void await_ranks() {
+    let_pass(milliseconds{1});
+    ranks_ = children_of(run_.pid());
+    if (ranks_.size() == 3)
+      next_ = &random_fault::await_moment;
+  }
+
+  void await_moment() {
+    auto ended = ended_within(run_.pid(), milliseconds{0});
+    // Whatever one that ended has written is there.
+    if (run_.wait_for(moment_, milliseconds{ended ? 10000 : 2})) {
+      hit_at_ = clock::now() + delay_;
+      next_ = &random_fault::await_delay;
+    } else {
+      INFO(run_.output());
+      REQUIRE_FALSE(ended);
+    }
+  }
+
+  void await_delay() {
+    if (clock::now() < hit_at_)
+      return;
+    hit_ = ::kill(ranks_[rank_], signal_) == 0;
+    deadline_ = clock::now() + std::chrono::seconds{120};
+    next_ = &random_fault::await_end;
+  }
+
+  void await_end() {
+    run_.wait_for("\1", milliseconds{2}); // reads what there is
+    if (!ended_within(run_.pid(), milliseconds{0}))
+      return;
+    auto code = run_.join();
+    INFO(run_.output());
+    check(run_.output(), code);
+    for (auto x : ranks_)
+      CHECK(is_gone(x));
+    check_nothing_left();
+    next_ = nullptr;
+  }
+
+  void check(const std::string& output, int code) {
     using Catch::Matchers::ContainsSubstring;
     if (code == 0) { // the rank had nothing more to do
       CHECK(std::filesystem::exists(dir_.path / "run/model.safetensors"));
       return;
     }
-    REQUIRE(hit);
+    REQUIRE(hit_);
     CHECK(code == (signal_ == SIGKILL ? 3 : 4));
-    auto name = fmt::format("rank {}", rank);
+    auto name = fmt::format("rank {}", rank_);
     CHECK_THAT(output, ContainsSubstring(name));
     if (signal_ == SIGKILL)
       CHECK_THAT(output,
@@ -118,9 +155,29 @@ private:
       CHECK(x.path().string().find(".partial-") == std::string::npos);
   }
 
-  std::mt19937 random_;
+  unsigned seed_;
   int signal_;
-  train_dir dir_;
+  train_dir dir_{short_run};
+  program run_;
+  std::string moment_;
+  milliseconds delay_{};
+  size_t rank_ = 0;
+  std::vector<pid_t> ranks_;
+  clock::time_point hit_at_;
+  clock::time_point deadline_ = clock::now() + std::chrono::seconds{120};
+  bool hit_ = false;
+  void (random_fault::*next_)() = &random_fault::await_ranks;
 };
+
+/// Runs with the seeds from `first` to before `last`, eight at a time: most of
+/// what they do is wait.
+inline void run_random_faults(unsigned first, unsigned last, int signal) {
+  std::list<random_fault> runs;
+  while (first < last || !runs.empty()) {
+    for (; runs.size() < 8 && first < last; ++first)
+      runs.emplace_back(first, signal);
+    runs.remove_if([](random_fault& x) { return !x.go_on(); });
+  }
+}
 
 } // namespace smp::test
