@@ -34,9 +34,11 @@ of_this_run() {
     all) cat ;;
     changed) grep -F -x -f <(differs_from HEAD) || true ;;
     *)
-      awk -v quarter="$(quarter)" '
-        NR == FNR { changed[$0] = 1; next }
-        FNR % 4 == quarter || $0 in changed' <(differs_from "$(a_while_ago)") -
+      { differs_from "$(a_while_ago)" && echo -- && cat; } |
+        awk -v quarter="$(quarter)" '
+          $0 == "--" { files = 1; next }
+          !files { changed[$0] = 1; next }
+          ++number % 4 == quarter || $0 in changed'
       ;;
   esac
 }
@@ -161,6 +163,10 @@ run_failed_again() {
   run_ctest again -j 1 -R "$(as_regex "${failed[@]}")"
 }
 
+# How much of tests runs at a time, in processes of one thread: ranks wait for
+# each other half of their time.
+slots() { echo $((2 * $(jobs))); }
+
 # The tests of what sees no Torch, and one training, under AddressSanitizer and
 # UndefinedBehaviorSanitizer. All else is what was compiled for a release.
 run_sanitized() (
@@ -168,7 +174,7 @@ run_sanitized() (
   say "a part under sanitizers:"
   build_targets sanitized
   read_seconds
-  run_ctest first -j "$(($(jobs) + 1))" -R '^(transport|partition|actors)/|^training$'
+  run_ctest first -j "$(slots)" -R '^(transport|partition|actors)/|^training$'
 )
 
 # Prints the results of all that ran.
@@ -188,7 +194,8 @@ report() {
   mapfile -t failed < <(results | awk '$1 == "failed" { print $3 }' | grep -F -x -v -f <(printf '%s\n' "${flaky[@]}") || true)
   if ((total > 10)); then
     say "the ten longest of $(results | awk '{ sum += $2 } END { printf "%d", sum }') s of tests:"
-    results | sort -k 2 -n -r | head -n 10 | awk '{ printf "dev: %7.1f s  %s\n", $2, $3 }' >&2
+    results | sort -k 2 -n -r |
+      awk 'NR <= 10 { printf "dev: %7.1f s  %s\n", $2, $3 }' >&2
   fi
   # Only while nothing else slows tests down does their time say something.
   awk 'NR == FNR { said[$1] = $2; next }
@@ -216,8 +223,7 @@ run_tests() {
   local began=$SECONDS
   read_seconds
   find_python
-  # One more than there are processors: ranks wait a third of their time.
-  run_ctest first -j "$(($(jobs) + 1))" "$@"
+  run_ctest first -j "$(slots)" "$@"
   run_failed_again
   report "$began"
 }

@@ -12,8 +12,8 @@
 # label       a ctest label; "multiprocess" also counts as two processors;
 #             "proof": it runs for minutes, and `./dev test` takes a quarter of
 #             those
-# processors  how many of ctest's slots it takes, of which there is one more than
-#             processors; with 4 a test has a small machine to itself
+# processors  how many of ctest's slots it takes, of which there are two for each
+#             processor; with 4 a test has a small machine to itself
 # serial      nothing else runs meanwhile (for what measures time)
 # alone       is compiled by itself (cmake/unity.cmake)
 
