@@ -7,8 +7,8 @@
 #   // ctest: seconds=30 label=multiprocess processors=2 serial alone
 #
 # seconds     what all its cases take on two processors beside other tests, if
-#             more than ten. The longest begin first, and after ten times that
-#             (forty under sanitizers) a test is ended.
+#             more than ten. The longest begin first, and a minute after ten
+#             times that a test is ended (four times later under sanitizers).
 # label       a ctest label; "multiprocess" also counts as two processors;
 #             "proof": it runs for minutes, and `./dev test` takes a quarter of
 #             those

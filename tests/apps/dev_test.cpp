@@ -5,7 +5,7 @@
 
 #include <string>
 
-// What `./dev` decides before it installs anything.
+// What `./dev` decides before it installs anything, and what `./dev test` says.
 
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::EndsWith;

@@ -1,4 +1,4 @@
-// ctest: seconds=66 label=multiprocess
+// ctest: seconds=21 label=multiprocess
 
 #include "tests/support/catch.hpp"
 
@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
