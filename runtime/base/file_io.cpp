@@ -80,7 +80,6 @@ void sync_folder(const std::string& folder, const file_errors& e) {
 namespace {
 
 /// The process number and a counter follow: "model.partial-123-0".
-constexpr const char* partial_mark = ".partial-";
 
 /// @returns the process that wrote a file of this name; 0 for other files
 int64_t writer_of(const std::string& name) {

@@ -34,6 +34,10 @@ void read_all(int fd, void* data, uint64_t size, const file_errors& e);
 /// Syncs a folder, so that its entries survive a crash. @throws error (config)
 void sync_folder(const std::string& folder, const file_errors& e);
 
+/// Begins the part of the name of a `replacement`'s new file that follows the
+/// name of the file which it replaces.
+inline constexpr const char* partial_mark = ".partial-";
+
 /// Writes a new file beside `path` that replaces it once complete, and that is
 /// removed if it never gets there: a reader sees the old file or the whole new
 /// one, even after a crash.

@@ -47,6 +47,13 @@ bool is_complete(const std::string& folder) {
   return fs::is_regular_file(manifest_path(folder), ignored);
 }
 
+/// A link leads to what someone else put there: it may be read, but nothing is
+/// written or removed behind it.
+bool is_link(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_symlink(fs::symlink_status(path, ignored));
+}
+
 /// All folders with the name of a checkpoint, oldest first.
 std::vector<checkpoint_place> all_checkpoints(const std::string& dir) {
   std::vector<checkpoint_place> result;
@@ -59,10 +66,23 @@ std::vector<checkpoint_place> all_checkpoints(const std::string& dir) {
   return result;
 }
 
-/// Whether smp writes files of such a name into a checkpoint.
-bool is_own_file(const std::string& name) {
-  return name.starts_with("manifest.json") || name.starts_with("model-")
-         || name.starts_with("state-");
+/// Whether smp writes files of such a name into a checkpoint: manifest.json,
+/// model-RANK.safetensors, state-RANK.safetensors, or one of these while it is
+/// not whole yet.
+bool is_own_file(std::string_view name) {
+  name = name.substr(0, name.find(partial_mark));
+  if (name == "manifest.json")
+    return true;
+  constexpr std::string_view suffix = ".safetensors";
+  constexpr std::string_view kinds[] = {"model-", "state-"};
+  auto* kind = std::ranges::find_if(
+    kinds, [&](auto x) { return name.starts_with(x); });
+  if (kind == std::end(kinds) || !name.ends_with(suffix))
+    return false;
+  name.remove_prefix(kind->size());
+  name.remove_suffix(std::min(suffix.size(), name.size()));
+  return !name.empty()
+         && name.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 } // namespace
@@ -100,7 +120,7 @@ checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step) {
     file_errors{"make", dir}.fail(why.message());
   checkpoint_place result{.step = step};
   auto folder = [&] { return (fs::path{dir} / folder_name(result)).string(); };
-  while (is_complete(folder()))
+  while (is_complete(folder()) || is_link(folder()))
     ++result.attempt;
   result.folder = folder();
   remove_checkpoint(result.folder); // an incomplete one
@@ -120,6 +140,8 @@ void commit_checkpoint(const checkpoint_place& x, const std::string& manifest) {
 }
 
 void remove_checkpoint(const std::string& folder) noexcept {
+  if (is_link(folder))
+    return;
   ::unlink(manifest_path(folder).c_str());
   std::error_code ignored;
   std::vector<fs::path> files;

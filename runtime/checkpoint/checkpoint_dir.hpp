@@ -45,7 +45,7 @@ checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step);
 void commit_checkpoint(const checkpoint_place& x, const std::string& manifest);
 
 /// Removes as much of a checkpoint as it can: first the manifest, then the
-/// other files that smp wrote.
+/// other files that smp wrote. Nothing if the folder is a symbolic link.
 void remove_checkpoint(const std::string& folder) noexcept;
 
 /// Removes checkpoints older than `newest`: incomplete ones, and all complete

@@ -112,15 +112,45 @@ TEST_CASE("a step that is saved again replaces nothing before it is whole",
 TEST_CASE("what is not smp's stays", "[runtime][checkpoint]") {
   test::scratch_dir scratch;
   auto dir = scratch.path.string();
-  for (auto name : {"notes.txt", "step-x/manifest.json", "step-1/notes.txt",
-                    "step-01/manifest.json", "other/manifest.json"})
+  constexpr const char* mine[] = {"notes.txt",
+                                  "step-x/manifest.json",
+                                  "step-1/notes.txt",
+                                  "step-1/model-notes.txt",
+                                  "step-1/model-.safetensors",
+                                  "step-1/state-0.safetensors.backup",
+                                  "step-1/model-best.safetensors",
+                                  "step-1/manifest.json.old",
+                                  "step-01/manifest.json",
+                                  "other/manifest.json"};
+  for (auto name : mine)
     scratch.write(name, "mine");
   for (uint64_t step : {1, 2, 3, 4})
     save(dir, step);
   CHECK(steps_in(dir) == std::vector<uint64_t>{3, 4});
-  for (auto name : {"notes.txt", "step-x/manifest.json", "step-1/notes.txt",
-                    "step-01/manifest.json", "other/manifest.json"})
+  for (auto name : mine)
     CHECK(scratch.read(name) == "mine");
+}
+
+TEST_CASE("nothing is removed or written behind a symbolic link",
+          "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto dir = (scratch.path / "here").string();
+  auto other = (scratch.path / "elsewhere").string();
+  std::filesystem::create_directory(dir);
+  save(other, 1);
+  save(other, 3); // incomplete there: see below
+  std::filesystem::remove(manifest_path(other + "/step-3"));
+  for (auto name : {"step-1", "step-3"})
+    std::filesystem::create_directory_symlink(other + "/" + name,
+                                              dir + "/" + name);
+  CHECK(newest_checkpoint(dir)->step == 1); // it may be read
+  for (uint64_t step : {2, 3, 4, 5})
+    save(dir, step);
+  CHECK(scratch.read("elsewhere/step-1/manifest.json") != "");
+  CHECK(!std::filesystem::exists(manifest_path(other + "/step-3")));
+  CHECK(newest_checkpoint(dir)->step == 5);
+  CHECK(std::filesystem::is_symlink(dir + "/step-1"));
+  CHECK(std::filesystem::is_symlink(dir + "/step-3"));
 }
 
 TEST_CASE("newer checkpoints do not push an older one out",
