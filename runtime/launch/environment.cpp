@@ -3,6 +3,7 @@
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "transport/error.hpp"
+#include "transport/ucx/signals.hpp"
 
 #include <fmt/format.h>
 
@@ -233,6 +234,27 @@ std::optional<rank_environment> read_slurm(const variable_source& of) {
   return result;
 }
 
+/// MPICH and what descends from it (Intel MPI). Slurm sets these variables too.
+std::optional<rank_environment> read_mpich(const variable_source& of) {
+  auto result = read_place(
+    of, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"});
+  if (!result)
+    return result;
+  read_master(*result, of);
+  if (result->rendezvous_port != 0)
+    result->run_id = fmt::format("mpich-{}-{}", result->rendezvous_address,
+                                 result->rendezvous_port);
+  else if (result->local_size == result->world_size)
+    result->run_id = fmt::format("mpich-{}", ::getppid()); // its proxy
+  else
+    fail(
+      "environment: PMI_RANK is set, but MPI_LOCALNRANKS does not say that "
+      "all ranks are on this machine; runs could not be told apart: set "
+      "MASTER_ADDR and MASTER_PORT or, without a launcher, unset PMI_RANK "
+      "and PMI_SIZE");
+  return result;
+}
+
 /// A directory that only this user can write to: whoever controls it decides
 /// where the ranks connect.
 std::string private_directory() {
@@ -265,7 +287,8 @@ std::string private_directory() {
 } // namespace
 
 std::optional<rank_environment> read_place_in_run(const variable_source& of) {
-  for (auto read : {read_ours, read_torchrun, read_open_mpi, read_slurm})
+  for (auto read :
+       {read_ours, read_torchrun, read_open_mpi, read_slurm, read_mpich})
     if (auto result = read(of))
       return result;
   return std::nullopt;
@@ -294,6 +317,8 @@ bool stderr_is_terminal() {
 
 void prepare_process(int, char** argv) {
   use_limits();
+  // The exec below keeps what is ignored, but no handler.
+  restore_hangup();
   // After the exec below, top and pkill would know it as "exe".
   ::prctl(PR_SET_NAME, program_invocation_short_name);
   // Executor threads allocate in arenas that glibc would trim after each step.

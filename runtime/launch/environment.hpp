@@ -70,6 +70,7 @@ inline constexpr environment_variable variables_before_exec[] = {
   {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"},
   {"OMP_WAIT_POLICY", "passive"},
   {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+  {"UCX_DEBUG_SIGNO", "0"},
 };
 
 /// Under our launcher the stderr of rank 0 is a pipe to the console.

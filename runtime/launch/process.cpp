@@ -91,13 +91,15 @@ bool become(int from, int to) {
 }
 
 /// Handlers of this process must not run in the child. Ignored signals stay
-/// ignored (nohup), except SIGPIPE, which libraries ignore for themselves.
+/// ignored (nohup), except SIGPIPE, which libraries ignore for themselves, and
+/// SIGINT, which scripts ignore for what they start in the background: by it
+/// the launcher passes on that the run is to end.
 void reset_signals() {
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction now {};
     if (::sigaction(number, nullptr, &now) != 0)
       continue;
-    if (number == SIGPIPE || now.sa_handler != SIG_IGN)
+    if (number == SIGPIPE || number == SIGINT || now.sa_handler != SIG_IGN)
       ::signal(number, SIG_DFL);
   }
 }

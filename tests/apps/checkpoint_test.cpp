@@ -331,6 +331,32 @@ TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save if they are asked to",
   CHECK_THAT(p.output(), !ContainsSubstring("checkpoint at step"));
 }
 
+TEST_CASE_METHOD(checkpoint_run,
+                 "A run in the background outlives its terminal, and SIGTERM "
+                 "saves",
+                 "[apps][checkpoint]") {
+  // As after `nohup smp-train ... &` in a script: both are ignored.
+  auto begin = [this](const std::string& name) {
+    return program{{"sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh",
+                    built_program("smp-train"), "tiny.toml", "--run-dir", name,
+                    "--checkpoint.on_interrupt=true",
+                    "--checkpoint.interval=1000", "--train.steps=100000"},
+                   path};
+  };
+  auto p = begin("long");
+  REQUIRE(p.wait_for("10/100000"));
+  p.signal(SIGHUP);
+  REQUIRE(p.wait_for("50/100000"));
+  p.signal(SIGTERM);
+  CHECK(p.join() == 130);
+  CHECK_THAT(p.output(), ContainsSubstring("checkpoint at step "));
+  // A rank that has no handler yet ends at once: not after 30 s.
+  auto q = begin("short");
+  REQUIRE(q.wait_for("smp-train"));
+  q.signal(SIGTERM);
+  CHECK(q.join(std::chrono::seconds{25}) == 130);
+}
+
 TEST_CASE_METHOD(checkpoint_run, "Ranks of another launcher save on SIGTERM",
                  "[apps][checkpoint]") {
   auto rank = [this](int number) {

@@ -62,6 +62,10 @@ public:
                       "OMPI_COMM_WORLD_LOCAL_SIZE",
                       "PMIX_NAMESPACE",
                       "OMPI_MCA_ess_base_jobid",
+                      "PMI_RANK",
+                      "PMI_SIZE",
+                      "MPI_LOCALRANKID",
+                      "MPI_LOCALNRANKS",
                       "SLURM_PROCID",
                       "SLURM_NTASKS",
                       "SLURM_STEP_NUM_TASKS",
@@ -318,6 +322,37 @@ TEST_CASE("variables that contradict each other are named in the error",
                          {"SMP_RUN_ID", "r"},
                          {"SMP_RENDEZVOUS", "nowhere"}}),
              ContainsSubstring("SMP_RENDEZVOUS=nowhere"));
+}
+
+TEST_CASE("MPICH names rank and size, and the process that started all",
+          "[runtime][environment]") {
+  scratch_dir dir;
+  std::map<std::string, std::string> variables = {{"PMI_RANK", "3"},
+                                                  {"PMI_SIZE", "4"},
+                                                  {"MPI_LOCALRANKID", "3"},
+                                                  {"MPI_LOCALNRANKS", "4"},
+                                                  {"TMPDIR", dir.path}};
+  auto x = read_with(variables);
+  CHECK(x.rank == 3);
+  CHECK(x.world_size == 4);
+  CHECK(x.local_rank == 3);
+  CHECK(x.local_size == 4);
+  CHECK(x.run_id == "mpich-" + std::to_string(::getppid()));
+  // On several machines each has another parent.
+  variables["MPI_LOCALNRANKS"] = "2";
+  variables["MPI_LOCALRANKID"] = "1";
+  CHECK_THAT(error_with(variables),
+             ContainsSubstring("set MASTER_ADDR and MASTER_PORT"));
+  variables["MASTER_ADDR"] = "a";
+  variables["MASTER_PORT"] = "29400";
+  CHECK(read_with(variables).run_id == "mpich-a-29400");
+  // srun --mpi=pmi2 sets them as well.
+  variables.insert({{"SLURM_PROCID", "3"},
+                    {"SLURM_NTASKS", "4"},
+                    {"SLURM_LOCALID", "1"},
+                    {"SLURM_JOB_ID", "42"},
+                    {"SLURM_STEP_ID", "3"}});
+  CHECK(read_with(variables).told_by == "SLURM_STEP_ID");
 }
 
 TEST_CASE("the rendezvous directory is private to the user",
