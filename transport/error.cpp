@@ -24,6 +24,8 @@ const char* to_string(error_code x) noexcept {
       return "stalled";
     case error_code::numbers:
       return "numbers";
+    case error_code::schedule:
+      return "schedule";
     case error_code::internal:
       return "internal";
   }

@@ -21,6 +21,7 @@ enum class error_code : uint8_t {
   unsupported, // legal, but smp cannot do it
   stalled,     // nothing can go on
   numbers,     // non-finite loss
+  schedule,    // a user's schedule broke its rules
   internal,    // a defect of smp
 };
 

@@ -137,20 +137,20 @@ void schedule_dialog::accept(const task& x) {
   auto i = x.microbatch.value;
   auto forward = x.what == phase::forward;
   if (!forward && x.what != phase::backward)
-    return refuse(error_code::user_code, "answers a phase that does not exist");
+    return refuse(error_code::schedule, "answers a phase that does not exist");
   if (i >= states_.size())
-    return refuse(error_code::user_code, what + " in a step of "
-                                           + std::to_string(states_.size())
-                                           + " microbatches");
+    return refuse(error_code::schedule, what + " in a step of "
+                                          + std::to_string(states_.size())
+                                          + " microbatches");
   auto& st = states_[i];
   if (forward ? st != state::not_started
               : st == state::backward || st == state::ended)
-    return refuse(error_code::user_code, what + " a second time");
+    return refuse(error_code::schedule, what + " a second time");
   if (!forward && st != state::ready_for_backward)
-    return refuse(error_code::user_code,
+    return refuse(error_code::schedule,
                   what + ", which is not ready for its backward phase");
   if (forward && alive_ >= begin_.active)
-    return refuse(error_code::user_code,
+    return refuse(error_code::schedule,
                   what + ", and so keeps " + std::to_string(alive_ + 1)
                     + " microbatches alive, smp.active_microbatches = "
                     + std::to_string(begin_.active));

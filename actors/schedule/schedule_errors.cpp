@@ -31,10 +31,10 @@ std::pair<error_code, std::string> explain(const caf::error& x,
     return {error_code::stalled, text};
   }
   if (x == caf::sec::runtime_error)
-    return {error_code::user_code, "threw: " + text_of(x)};
+    return {error_code::schedule, "threw: " + text_of(x)};
   if (!x || has_ended(x) || x.category() == caf::type_id_v<caf::exit_reason>)
-    return {error_code::user_code, "ended without an answer"};
-  return {error_code::user_code, "answered with an error: " + to_string(x)};
+    return {error_code::schedule, "ended without an answer"};
+  return {error_code::schedule, "answered with an error: " + to_string(x)};
 }
 
 } // namespace smp

@@ -200,6 +200,9 @@ TEST_CASE_METHOD(tiny_run, "a faulty plug-in ends the run with its name",
   for (auto [fault, code, text] :
        {expectation{"throws", 3, "threw: on purpose"},
         {"twice", 3, "a second time"},
+        // When calls go on, and steps may run again.
+        {"later throws", 3, "threw: on purpose"},
+        {"later twice", 3, "a second time"},
         {"silent", 4, "did not answer within 5 s"}}) {
     auto p = start({"tiny.toml", "--run-dir", fault, "--smp.pipeline=actor",
                     "--smp.schedule.plugin=" + plugin("faulty_schedule.so"),

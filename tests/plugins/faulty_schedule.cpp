@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <unistd.h>
@@ -35,6 +36,7 @@ struct state {
   bool ready = false; // the last one waits for its backward phase
   bool running = false;
   std::string fault;
+  int steps = 0;
   caf::typed_response_promise<smp::schedule_answer> never;
 };
 
@@ -43,11 +45,14 @@ smp::schedule_actor::behavior_type
 faulty(smp::schedule_actor::stateful_pointer<state> self,
        smp::schedule_setup setup) {
   auto& st = self->state;
-  if (instances++ > 0)
+  static constexpr std::string_view later = "later ";
+  if (instances++ > 0 && !setup.options.starts_with(later))
     st.fault = setup.options;
   auto next = [&st] { return st.next(); };
   return {
     [&st, file = setup.options](const smp::step_begins& x) {
+      if (++st.steps == 3 && file.starts_with(later))
+        st.fault = file.substr(later.size());
       if (std::filesystem::is_regular_file(file))
         return smp::start_backward(smp::microbatch_id{0});
       st.size = x.microbatches;

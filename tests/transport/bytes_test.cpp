@@ -235,9 +235,9 @@ TEST_CASE("an error may name the rank that sent the bytes",
 TEST_CASE("an enumeration and a device of a failure are checked",
           "[transport][bytes]") {
   auto x = to_payload(failure{error_code::config, rank_id{2}, "m", "t"});
-  x.bytes[0] = std::byte{11}; // one more than `internal`
+  x.bytes[0] = std::byte{12}; // one more than `internal`
   CHECK(refusal<failure>(x)
-        == "malformed sample: code at byte 0: there is no value 11");
+        == "malformed sample: code at byte 0: there is no value 12");
   for (auto index : {-2, 128}) {
     auto y = to_payload(device_ref{0, static_cast<int16_t>(index)});
     CHECK_THAT(refusal<device_ref>(y), ContainsSubstring("no such value"));

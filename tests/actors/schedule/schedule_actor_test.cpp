@@ -258,17 +258,16 @@ TEST_CASE_METHOD(user_world, "a faulty actor ends the step with its name",
     error_code code;
   };
   auto [what, text, code] = GENERATE(
-    expectation{fault::throws, "threw: my mistake", error_code::user_code},
+    expectation{fault::throws, "threw: my mistake", error_code::schedule},
     expectation{fault::silent,
                 "did not answer within 0.05 s (smp.schedule.timeout)",
                 error_code::stalled},
     expectation{fault::nonsense,
                 "answers [77, \"forward\"] in a step of 4 microbatches",
-                error_code::user_code},
+                error_code::schedule},
     expectation{fault::twice, "answers [0, \"forward\"] a second time",
-                error_code::user_code},
-    expectation{fault::quits, "ended without an answer",
-                error_code::user_code});
+                error_code::schedule},
+    expectation{fault::quits, "ended without an answer", error_code::schedule});
   INFO(text);
   chosen = what;
   cured = false;

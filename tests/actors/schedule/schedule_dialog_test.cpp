@@ -116,7 +116,7 @@ TEST_CASE_METHOD(dialog_fixture, "nonsense is refused with actor and event",
     CHECK(error_text()
           == "schedule actor \"mine\" answers [3, \"forward\"] in a step of 3 "
              "microbatches (event: step 4 begins)");
-    CHECK(code == error_code::user_code);
+    CHECK(code == error_code::schedule);
   }
   SECTION("a phase that does not exist") {
     answer({task{microbatch_id{0}, static_cast<phase>(7)}});
