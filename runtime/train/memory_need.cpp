@@ -1,7 +1,9 @@
 #include "runtime/train/memory_need.hpp"
 
+#include "runtime/base/out_of_memory.hpp"
 #include "runtime/model/module_walk.hpp"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -144,6 +146,21 @@ needs_table(const std::vector<memory_need>& xs,
     result += fmt::format("{:>10}\n", mb_text(sum));
   }
   return result;
+}
+
+std::optional<failure> lack_of_memory() {
+  failure found;
+  try {
+    throw;
+  } catch (const error& err) {
+    found = err.cause();
+  } catch (const c10::Error& err) {
+    found.code = error_code::user_code;
+    found.text = err.what_without_backtrace();
+  } catch (...) {
+    return std::nullopt;
+  }
+  return is_out_of_memory(found.text) ? std::optional{found} : std::nullopt;
 }
 
 } // namespace smp

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "runtime/config/config_file.hpp"
+#include "transport/error.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -60,5 +61,9 @@ std::string
 needs_table(const std::vector<memory_need>& xs,
             const optimizer_config& optimizer,
             const std::vector<std::optional<uint64_t>>& activations = {});
+
+/// @returns the current exception, if it says that there is no more memory
+/// @pre inside of a handler
+std::optional<failure> lack_of_memory();
 
 } // namespace smp

@@ -2,7 +2,6 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/base/fault.hpp"
-#include "runtime/base/out_of_memory.hpp"
 #include "runtime/checkpoint/load_state_dict.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
 #include "runtime/intercept/call_observer.hpp"
@@ -15,6 +14,7 @@
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
+#include "runtime/train/evaluation_error.hpp"
 #include "runtime/train/half_on_cpu.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/run_checkpoints.hpp"
@@ -158,10 +158,11 @@ public:
       }
       end_step();
     }
-    if (!summary_.interrupted)
-      finish();
+    // First what cannot be had again.
     if (config_.train.save_model)
       save();
+    if (!summary_.interrupted)
+      finish();
     if (pipeline_seconds_ > 0)
       summary_.bubble_ratio = 1 - executing_seconds_ / pipeline_seconds_;
     for (auto x : allgather(peak_memory()))
@@ -337,23 +338,15 @@ private:
   /// Adds to an out-of-memory error how much the rank needs in any case.
   /// @pre inside of a handler
   [[noreturn]] void explain_memory() {
-    failure found;
-    try {
+    auto found = lack_of_memory();
+    if (!found)
       throw;
-    } catch (const error& err) {
-      found = err.cause();
-    } catch (const c10::Error& err) {
-      found.code = error_code::user_code;
-      found.text = err.what_without_backtrace();
-    }
-    if (!is_out_of_memory(found.text))
-      throw;
-    if (found.rank == no_rank)
-      found.rank = session_.internals().self();
-    found.text += fmt::format(
+    if (found->rank == no_rank)
+      found->rank = session_.internals().self();
+    found->text += fmt::format(
       "; this rank needs {} (docs/large_models.md)",
-      describe(need_of_rank(found.rank), config_.optimizer));
-    throw error{std::move(found)};
+      describe(need_of_rank(found->rank), config_.optimizer));
+    throw error{std::move(*found)};
   }
 
   /// Adds the numbers that need all ranks, and reports.
@@ -365,7 +358,7 @@ private:
        static_cast<double>(stats.requests),
        static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0,
        stats.fell_back ? 1.0 : 0.0, static_cast<double>(stats.offloaded_bytes),
-       stats.offload_wait_seconds});
+       stats.offload_wait_seconds, stats.replayed ? 1.0 : 0.0});
     x.samples_per_second = static_cast<double>(data_->batch_size())
                            / x.step_seconds;
     x.bubble_ratio = 1 - sums[0] / sums[1];
@@ -386,9 +379,11 @@ private:
     summary_.bytes_sent += x.bytes_sent;
     summary_.interrupted = sums[4] > 0;
     if (session_.internals().records().active())
-      x.static_mode = sums[5] > 0      ? "fallback"
-                      : stats.replayed ? "replay"
-                                       : "record";
+      // Pipelines that share nothing may replay from other steps on.
+      x.static_mode = sums[5] > 0 ? "fallback"
+                      : sums[8] == static_cast<double>(world_.size())
+                        ? "replay"
+                        : "record";
     summary_.replayed += x.static_mode == "replay";
     summary_.fell_back += sums[5] > 0;
     x.ran_again = stats.ran_again;
@@ -495,7 +490,11 @@ private:
 
   void finish() {
     if (evaluates()) {
-      summary_.held_out_loss = report_evaluation();
+      try {
+        summary_.held_out_loss = report_evaluation();
+      } catch (const error& e) {
+        throw error{failed_evaluation(e.cause(), summary_.model_file)};
+      }
       if (!summary_.held_out_loss)
         return; // interrupted
     }

@@ -127,6 +127,16 @@ TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
     }
 }
 
+TEST_CASE_METHOD(tiny_job, "Pipelines of replicas replay from other steps on",
+                 "[apps][verify][R33]") {
+  auto p = start({"tiny.toml", "--ranks", "4", "--smp.ddp=true",
+                  "--smp.static_mode=true", "--smp.static_steps=2"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(), ContainsSubstring(" recorded, 3 replayed)"));
+}
+
 TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
                  "[apps][verify]") {
   for (auto type : {"ucx", "loopback"}) {
