@@ -53,7 +53,7 @@ struct trace_result {
   double repeated_seconds = 0;
   bool times = true;  // were measured
   bool memory = true; // was measured
-  /// Buffers that changed, by index in the walk of the model.
+  /// Parameters and buffers that changed, by index in the walk of the model.
   std::set<uint32_t> changed;
   /// Why the trace ended before the forward phase did; `failed` is the module.
   std::string failure;

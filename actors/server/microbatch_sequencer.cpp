@@ -13,8 +13,10 @@ microbatch_sequencer::microbatch_sequencer(
 }
 
 void microbatch_sequencer::set_modules(const std::vector<module_id>& xs,
-                                       const std::set<module_id>& sure) {
+                                       const std::set<module_id>& sure,
+                                       bool serial) {
   std::lock_guard guard{mutex_};
+  serial_ = serial;
   std::map<module_id, gate> gates;
   for (auto x : xs) {
     auto known = gates_.extract(x);
@@ -86,7 +88,9 @@ void microbatch_sequencer::set_serial(const std::set<module_id>& xs) {
 
 bool microbatch_sequencer::serial() const {
   std::lock_guard guard{mutex_};
-  return std::ranges::any_of(gates_, [](auto& x) { return x.second.serial; });
+  return serial_ || std::ranges::any_of(gates_, [](auto& x) {
+           return x.second.serial;
+         });
 }
 
 void microbatch_sequencer::distrust(const std::set<module_id>& xs) {

@@ -51,8 +51,9 @@ public:
   /// about those that stay.
   /// @param sure modules that keep the safe rule, as the effect of a step on
   ///        their state cannot be undone
+  /// @param serial each microbatch begins when the one before it has ended
   void set_modules(const std::vector<module_id>& xs,
-                   const std::set<module_id>& sure = {});
+                   const std::set<module_id>& sure = {}, bool serial = false);
 
   /// Tells whether any module is ordered.
   bool used() const;
@@ -142,6 +143,7 @@ private:
   const std::function<std::string(module_id)> name_;
   mutable std::mutex mutex_;
   std::map<module_id, gate> gates_;
+  bool serial_ = false;
   std::vector<bool> over_; // by turn
   std::set<module_id> overtaken_;
   std::set<module_id> called_late_;

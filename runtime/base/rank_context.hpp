@@ -64,6 +64,8 @@ struct step_counters {
   std::atomic<uint64_t> executing_ns = 0;
   std::atomic<uint64_t> requests = 0;
   std::atomic<uint64_t> waits = 0;
+  /// Errors of LibTorch in backward phases.
+  std::atomic<uint64_t> failed_graphs = 0;
 };
 
 class rank_context : public std::enable_shared_from_this<rank_context> {

@@ -7,6 +7,7 @@
 #include "runtime/lazy/promise.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
+#include "runtime/remote/backward_engine.hpp"
 #include "runtime/remote/behind_identity.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -14,7 +15,6 @@
 #include "runtime/remote/promised_call.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -100,13 +100,11 @@ public:
       return result;
     auto& ex = check();
     auto tensors = arguments();
+    call_states::recalled state{ex.states()};
     seeded_roots from;
     begin_at(from, run(ex, std::exchange(tensors.given, {})), grads);
-    if (!from.roots.empty()) {
-      execution::backward_scope running{ex};
-      ag::Engine::get_default_engine().execute(from.roots, from.gradients,
-                                               false, false, true);
-    }
+    if (!from.roots.empty())
+      run_engine(ex, from.roots, from.gradients, false);
     for (size_t i = 0; i < call_.tensors.size(); ++i)
       if (auto edge = call_.tensors[i].edge)
         result[*edge] = tensors.leaves[i].grad();

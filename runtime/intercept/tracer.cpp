@@ -1,5 +1,6 @@
 #include "runtime/intercept/tracer.hpp"
 
+#include "runtime/base/copied_on_write.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
@@ -7,7 +8,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/_lazy_clone.h>
 #include <ATen/ops/equal.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -155,7 +155,6 @@ struct tracer::saved_state {
     at::Tensor tensor;
     at::Tensor copy;
     uint32_t position = 0; // in the walk
-    bool is_buffer = false;
   };
 
   saved_state(const walked_model& model, random_stream x)
@@ -166,7 +165,7 @@ struct tracer::saved_state {
       if (!x.tensor.defined() || !x.tensor.has_storage())
         continue;
       auto copy = copy_of(x.tensor, x.is_buffer || x.is_attribute);
-      tensors.push_back({x.tensor, std::move(copy), i, x.is_buffer});
+      tensors.push_back({x.tensor, std::move(copy), i});
     }
     for (auto& x : model.modules)
       if (x.script)
@@ -200,9 +199,7 @@ struct tracer::saved_state {
           && (x.tensor.const_data_ptr() == x.copy.const_data_ptr()
               || at::equal(x.tensor, x.copy)))
         continue;
-      if (x.is_buffer
-          && (remade
-              || !(moved && at::equal(x.tensor.to(x.copy.device()), x.copy))))
+      if (remade || !(moved && at::equal(x.tensor.to(x.copy.device()), x.copy)))
         changed.insert(x.position);
       if (remade)
         x.tensor.set_data(x.copy.to(x.tensor.device(), false, true));
@@ -221,16 +218,8 @@ struct tracer::saved_state {
   /// on write. Batch norm writes its buffers in a way that no version counter
   /// shows.
   static at::Tensor copy_of(const at::Tensor& x, bool written) {
-    // Memory from a file has no allocator to copy it with, and a write would
-    // crash.
-    if (!written && x.storage().allocator() != nullptr) {
-      try {
-        return at::_lazy_clone(x.detach());
-      } catch (const c10::Error&) {
-        // Its memory does not belong to LibTorch.
-      }
-    }
-    return x.detach().clone();
+    auto result = written ? at::Tensor{} : copied_on_write(x);
+    return result.defined() ? result : x.detach().clone();
   }
 
   /// Tensors are saved one by one: copies in a list would be different tensors.
@@ -268,7 +257,7 @@ struct tracer::saved_state {
   };
 
   std::vector<saved_tensor> tensors;
-  std::set<uint32_t> changed; // buffers that any pass changed, by position
+  std::set<uint32_t> changed; // tensors that any pass changed, by position
   std::vector<saved_slot> slots;
   /// The microbatch's stream while the trace is not running, the process's
   /// while it is.

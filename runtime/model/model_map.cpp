@@ -80,6 +80,11 @@ model_map::model_map(rank_id self, size_t ranks, walked_model model)
   // nop
 }
 
+bool model_map::recomputes() const noexcept {
+  return std::ranges::any_of(recomputed_,
+                             [](auto& x) { return x.region != 0; });
+}
+
 bool model_map::keeps_order(module_id x) const {
   return overlaps() && order_.ordered(static_cast<uint32_t>(x.value));
 }
@@ -100,7 +105,16 @@ void model_map::replace(walked_model x,
 
 void model_map::recompute(std::vector<recomputation> xs) {
   recomputed_ = std::move(xs);
-  if (std::ranges::any_of(recomputed_, [](auto& x) { return x.region != 0; }))
+  number_state();
+}
+
+void model_map::order_again(const std::set<uint32_t>& tensors) {
+  order_.order_again(tensors);
+  number_state();
+}
+
+void model_map::number_state() {
+  if (recomputes())
     for (auto& [i, entry] : order_.entries())
       streams_.at(i) = path_of_module(model_.modules[i].names.front());
 }

@@ -57,6 +57,15 @@ public:
     return ranks_ > 1;
   }
 
+  /// Tells whether backward computes any module again.
+  bool recomputes() const noexcept;
+
+  /// Tells whether it matters when a call changes state: another microbatch may
+  /// come before it, or it may come a second time.
+  bool sees_state_again() const noexcept {
+    return overlaps() || recomputes();
+  }
+
   /// Tells whether calls of a module on this rank wait for their turn.
   bool keeps_order(module_id x) const;
 
@@ -150,6 +159,9 @@ public:
   /// @param xs by module
   void recompute(std::vector<recomputation> xs);
 
+  /// See `module_order::order_again`.
+  void order_again(const std::set<uint32_t>& tensors);
+
   /// Marks modules that tensor-parallel ranks share. Each of their calls counts
   /// in the paths of random numbers, which identify what the ranks exchange.
   void share(const std::vector<module_id>& modules);
@@ -192,6 +204,8 @@ public:
   }
 
 private:
+  void number_state();
+
   rank_id self_;
   size_t ranks_;
   walked_model model_;

@@ -1,6 +1,7 @@
 #include "runtime/model/module_order.hpp"
 
-#include "runtime/base/fnv_hash.hpp"
+#include "runtime/base/copied_on_write.hpp"
+#include "runtime/lazy/late_value.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
@@ -28,16 +29,6 @@ bool in_training(const walked_module& x) {
 /// late is small (a count, an average); masks are not.
 constexpr size_t kept_constant_limit = 1 << 20;
 
-/// Over the bits of `x`, so that NaN equals itself.
-/// @returns nothing for a tensor that is not plain memory
-std::optional<uint64_t> hash_bits(const at::Tensor& x) {
-  if (!refusal_of(x).empty())
-    return std::nullopt;
-  auto flat = x.detach().contiguous();
-  auto* bytes = static_cast<const std::byte*>(flat.const_data_ptr());
-  return hash_of_memory({bytes, flat.nbytes()});
-}
-
 } // namespace
 
 // -- which --------------------------------------------------------------------
@@ -47,17 +38,23 @@ module_order::module_order(const walked_model& model,
   : model_(&model) {
   // The state of a module and of the modules hidden in it. Shared modules have
   // several parents, so this recurses downwards.
-  std::map<uint32_t, entry> known;
-  auto state_of = [&](auto&& self, uint32_t i) -> const entry& {
-    auto [pos, added] = known.emplace(i, entry{});
+  struct found : entry {
+    std::vector<uint32_t> parameters;
+  };
+  std::map<uint32_t, found> known;
+  auto append = [](auto& xs, const auto& ys) {
+    xs.insert(xs.end(), ys.begin(), ys.end());
+  };
+  auto state_of = [&](auto&& self, uint32_t i) -> const found& {
+    auto [pos, added] = known.emplace(i, found{});
     auto& result = pos->second;
     if (!added)
       return result;
     auto& m = model.modules[i];
     for (auto t : m.tensors)
-      if (model.tensors[t].is_buffer)
-        result.buffers.push_back(t);
-    result.buffers.insert(result.buffers.end(), m.reads.begin(), m.reads.end());
+      (model.tensors[t].is_buffer ? result.state : result.parameters)
+        .push_back(t);
+    append(result.state, m.reads);
     if (!m.stateful.empty())
       result.reasons.push_back(m.stateful);
     if (auto j = declared.find(m.identity()); j != declared.end())
@@ -66,10 +63,9 @@ module_order::module_order(const walked_model& model,
       if (model.modules[child].intercepted)
         continue;
       auto& x = self(self, child);
-      result.buffers.insert(result.buffers.end(), x.buffers.begin(),
-                            x.buffers.end());
-      result.reasons.insert(result.reasons.end(), x.reasons.begin(),
-                            x.reasons.end());
+      append(result.state, x.state);
+      append(result.reasons, x.reasons);
+      append(result.parameters, x.parameters);
     }
     return result;
   };
@@ -77,13 +73,15 @@ module_order::module_order(const walked_model& model,
     if (i > 0 && !model.modules[i].intercepted)
       continue;
     auto& x = state_of(state_of, i);
-    if (!x.buffers.empty() || !x.reasons.empty())
+    if (!x.state.empty() || !x.reasons.empty())
       entries_.emplace(i, x);
+    for (auto t : x.parameters)
+      holders_[t].push_back(i);
   }
   for (auto& [i, x] : entries_) {
     undecided_ = undecided_ || x.reasons.empty();
-    for (auto t : x.buffers)
-      by_buffer_[t].push_back(module_id{i});
+    for (auto t : x.state)
+      by_tensor_[t].push_back(module_id{i});
   }
 }
 
@@ -115,16 +113,21 @@ std::string module_order::reason(uint32_t module) const {
   if (i == entries_.end())
     return {};
   auto parts = i->second.reasons;
-  std::vector<std::string> names;
-  for (auto t : i->second.buffers) {
+  std::vector<std::string> buffers;
+  std::vector<std::string> parameters;
+  for (auto t : i->second.state) {
     auto name = last_part(model_->tensors[t].names.front());
+    auto& names = model_->tensors[t].is_buffer ? buffers : parameters;
     if (std::find(names.begin(), names.end(), name) == names.end())
       names.push_back(name);
   }
-  if (!names.empty())
-    parts.push_back(fmt::format("{} {}",
-                                names.size() == 1 ? "buffer" : "buffers",
-                                fmt::join(names, ", ")));
+  auto add = [&parts](const auto& names, const char* what) {
+    if (!names.empty())
+      parts.push_back(fmt::format("{}{} {}", what, names.size() == 1 ? "" : "s",
+                                  fmt::join(names, ", ")));
+  };
+  add(buffers, "buffer");
+  add(parameters, "changing parameter");
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
@@ -137,13 +140,18 @@ std::string module_order::text() const {
               + (name.empty() ? "the whole model" : "'" + name + "'")
               + " in their order: " + reason(i);
   }
+  if (!changing_parameters_.empty())
+    result += "\nmicrobatches run one after the other, as calls change "
+              "parameter '"
+              + model_->tensors[*changing_parameters_.begin()].names.front()
+              + "'";
   return result;
 }
 
 // -- what is computed again ---------------------------------------------------
 
 bool module_order::may_change(uint32_t tensor, step_id s) {
-  auto& x = changes_.try_emplace(tensor, buffer_change{s}).first->second;
+  auto& x = changes_.try_emplace(tensor, state_change{s}).first->second;
   return x.changed || x.since == s;
 }
 
@@ -158,10 +166,13 @@ void module_order::keep(const std::function<bool(uint32_t tensor)>& owned) {
   at::NoGradGuard no_grad;
   kept_.clear();
   put_back_late_.clear();
-  for (auto& [t, guards] : by_buffer_) {
+  versions_.clear();
+  for (auto& [t, guards] : by_tensor_) {
     auto& tensor = model_->tensors[t].tensor;
     if (!owned(t) || !refusal_of(tensor).empty())
       continue;
+    if (!tensor.is_inference())
+      versions_.emplace_back(t, tensor._version());
     if (std::ranges::any_of(guards, [&](auto x) {
           return ordered(static_cast<uint32_t>(x.value));
         }))
@@ -169,6 +180,7 @@ void module_order::keep(const std::function<bool(uint32_t tensor)>& owned) {
     else if (!tensor.is_inference()) // those have no version
       keep_constant(t);
   }
+  keep_parameters(owned);
 }
 
 void module_order::keep_constant(uint32_t t) {
@@ -183,20 +195,55 @@ void module_order::keep_constant(uint32_t t) {
                                                   : at::Tensor{};
 }
 
+void module_order::keep_parameters(
+  const std::function<bool(uint32_t tensor)>& owned) {
+  parameters_.clear();
+  for (uint32_t t = 0; t < model_->tensors.size(); ++t) {
+    auto& x = model_->tensors[t].tensor;
+    if (model_->tensors[t].is_buffer || changing_parameters_.contains(t)
+        || !x.defined() || x.is_inference() || !owned(t))
+      continue;
+    // Copying a late one would wait for it.
+    auto keeps = !is_late(x) && !not_kept_.contains(t);
+    auto kept = keeps ? copied_on_write(x) : at::Tensor{};
+    if (keeps && !kept.defined() && !trained_
+        && x.nbytes() <= kept_constant_limit)
+      kept = x.detach().clone();
+    parameters_.push_back(
+      {t, x, static_cast<uint32_t>(x._version()), std::move(kept)});
+  }
+}
+
+void module_order::forget_kept() {
+  trained_ = trained_ || std::ranges::any_of(model_->modules, in_training);
+  kept_.clear();
+  parameters_.clear();
+}
+
 void module_order::put_back() {
+  at::NoGradGuard no_grad;
   auto restore = [this](uint32_t t, const at::Tensor& x) {
     auto tensor = model_->tensors[t].tensor;
-    at::NoGradGuard no_grad;
     c10::InferenceMode mode{tensor.is_inference()};
     if (tensor.sizes() == x.sizes() && tensor.dtype() == x.dtype())
       tensor.detach().copy_(x);
   };
-  put_back_late_ = changed_late();
-  for (auto t : put_back_late_)
-    if (auto& x = constants_.at(t); x.kept.defined()) {
+  auto late = changed_late();
+  for (auto& [t, x] : constants_)
+    if (late.contains(t)) {
+      put_back_late_[t] = x.kept.defined();
+      if (!x.kept.defined())
+        continue;
       restore(t, x.kept);
       x.version = model_->tensors[t].tensor._version();
     }
+  for (auto& x : parameters_)
+    if (changed(x)) {
+      put_back_late_[x.tensor] = x.kept.defined();
+      if (x.kept.defined())
+        restore(x.tensor, x.kept);
+    }
+  parameters_.clear();
   for (auto& [t, x] : kept_)
     restore(t, x);
   kept_.clear();
@@ -204,11 +251,31 @@ void module_order::put_back() {
 
 // -- changes that come late ---------------------------------------------------
 
+std::vector<std::string> module_order::changed_in_place() const {
+  std::vector<std::string> result;
+  auto add = [&](uint32_t t, uint32_t version) {
+    auto& x = model_->tensors[t];
+    if (x.tensor._version() != version)
+      result.push_back(fmt::format(
+        "{} '{}'", x.is_buffer ? "buffer" : "parameter", x.names.front()));
+  };
+  for (auto& [t, version] : versions_)
+    add(t, version);
+  for (auto& x : parameters_)
+    add(x.tensor, x.version);
+  return result;
+}
+
 std::set<uint32_t> module_order::changed_late() const {
-  auto result = put_back_late_;
+  std::set<uint32_t> result;
+  for (auto& [t, restored] : put_back_late_)
+    result.insert(t);
   for (auto& [t, x] : constants_)
     if (changed(t, x))
       result.insert(t);
+  for (auto& x : parameters_)
+    if (changed(x))
+      result.insert(x.tensor);
   return result;
 }
 
@@ -222,23 +289,63 @@ bool module_order::changed(uint32_t t, const constant& x) const {
   return false;
 }
 
-bool module_order::keeps_late_changes() const {
-  auto late = changed_late();
-  return std::ranges::all_of(
-    late, [this](auto t) { return constants_.at(t).kept.defined(); });
+/// Code may write past the version counter, as `tensor.data()` does.
+bool module_order::changed(const parameter& x) const {
+  if (x.version != x.content._version())
+    return true;
+  // Bytes that are still shared were not written.
+  if (!x.kept.defined() || is_late(x.content)
+      || x.kept.const_data_ptr() == x.content.const_data_ptr())
+    return false;
+  if (x.kept.sizes() != x.content.sizes()
+      || x.kept.scalar_type() != x.content.scalar_type()
+      || hash_bits(x.kept) != hash_bits(x.content))
+    return true;
+  not_kept_.insert(x.tensor);
+  x.kept.reset();
+  return false;
 }
 
-void module_order::order_again(const std::set<uint32_t>& buffers) {
+bool module_order::keeps_late_changes() const {
+  return std::ranges::all_of(put_back_late_,
+                             &std::pair<const uint32_t, bool>::second)
+         && std::ranges::all_of(constants_,
+                                [this](auto& x) {
+                                  return x.second.kept.defined()
+                                         || !changed(x.first, x.second);
+                                })
+         && std::ranges::all_of(parameters_, [this](auto& x) {
+              return x.kept.defined() || !changed(x);
+            });
+}
+
+void module_order::order_again(const std::set<uint32_t>& tensors) {
+  for (auto t : tensors) {
+    if (auto i = holders_.find(t); i != holders_.end())
+      for (auto module : i->second) {
+        auto& x = entries_[module];
+        if (std::ranges::find(x.state, t) == x.state.end()) {
+          x.state.push_back(t);
+          by_tensor_[t].push_back(module_id{module});
+        }
+        x.changes_parameters = true;
+      }
+    if (!model_->tensors[t].is_buffer)
+      changing_parameters_.insert(t);
+  }
   for (auto& [i, x] : entries_)
-    if (std::ranges::any_of(x.buffers,
-                            [&](auto t) { return buffers.contains(t); }))
+    if (std::ranges::any_of(x.state,
+                            [&](auto t) { return tensors.contains(t); }))
       x.released = false;
-  for (auto& [t, guards] : by_buffer_)
+  for (auto& [t, guards] : by_tensor_)
     if (std::ranges::any_of(guards, [&](auto x) {
           return ordered(static_cast<uint32_t>(x.value));
         }))
       constants_.erase(t);
-  std::erase_if(put_back_late_, [&](auto t) { return buffers.contains(t); });
+  std::erase_if(put_back_late_,
+                [&](auto& x) { return tensors.contains(x.first); });
+  std::erase_if(parameters_,
+                [&](auto& x) { return tensors.contains(x.tensor); });
 }
 
 // -- the first steps ----------------------------------------------------------
@@ -247,7 +354,7 @@ void module_order::before_step(
   const std::function<bool(uint32_t tensor)>& owned) {
   hashes_.clear();
   for (auto& [i, x] : entries_)
-    for (auto t : x.buffers)
+    for (auto t : x.state)
       if (owned(t) && !hashes_.contains(t))
         hashes_.emplace(t, hash_bits(model_->tensors[t].tensor));
 }
@@ -271,10 +378,11 @@ bool module_order::learn(const observation& all) {
   hashes_.clear();
   auto result = false;
   for (auto& [i, x] : entries_) {
-    x.released = x.reasons.empty() && all.trained.contains(i)
-                 && std::none_of(
-                   x.buffers.begin(), x.buffers.end(),
-                   [&](auto t) { return all.changed.contains(t); });
+    x.released = x.reasons.empty() && !x.changes_parameters
+                 && all.trained.contains(i)
+                 && std::none_of(x.state.begin(), x.state.end(), [&](auto t) {
+                      return all.changed.contains(t);
+                    });
     result = result || x.released;
   }
   return result;

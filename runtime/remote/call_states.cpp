@@ -11,6 +11,7 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace smp {
 
@@ -30,8 +31,8 @@ c10::IValue copy_of(const c10::IValue& x) {
 
 module_state copy_of(const module_state& x) {
   module_state result;
-  for (auto& [t, content] : x.buffers)
-    result.buffers.emplace_back(t, content.clone());
+  for (auto& [t, content] : x.tensors)
+    result.tensors.emplace_back(t, content.clone());
   for (auto& [slot, content] : x.attributes)
     result.attributes.emplace_back(slot, copy_of(content));
   return result;
@@ -42,10 +43,10 @@ module_state keep(execution& ex, map_changes& changes, module_id module) {
   auto i = static_cast<uint32_t>(module.value);
   auto& entry = map.order().entries().at(i);
   module_state result;
-  for (auto t : entry.buffers)
+  for (auto t : entry.state)
     if (map.owned(t) && changes.may_change(t, ex.rank().step())
         && refusal_of(map.model().tensors[t].tensor).empty())
-      result.buffers.emplace_back(t, content_of(map, t).clone());
+      result.tensors.emplace_back(t, content_of(map, t).clone());
   auto* script = map.model().modules[i].script;
   if (script == nullptr || entry.reasons.empty())
     return result;
@@ -55,15 +56,16 @@ module_state keep(execution& ex, map_changes& changes, module_id module) {
   return result;
 }
 
-/// Keeps only what changed.
+/// Keeps only what changed, or what a call of another module may change before
+/// the recomputation.
 void drop_unchanged(map_changes& changes, module_state& x) {
-  std::erase_if(x.buffers, [&](auto& y) {
+  std::erase_if(x.tensors, [&](auto& y) {
     auto now = content_of(changes.map(), y.first);
     auto changed = now.sizes() != y.second.sizes()
                    || now.scalar_type() != y.second.scalar_type()
                    || !at::equal(now, y.second);
     changes.note_change(y.first, changed);
-    return !changed;
+    return !changed && changes.map().order().guards(y.first).size() == 1;
   });
 }
 
@@ -101,14 +103,18 @@ void call_states::enter(execution& ex, map_changes& changes, module_id module) {
 }
 
 void call_states::leave(execution& ex, map_changes& changes, module_id module) {
-  if (calls_.empty() || calls_.back().module != module
-      || calls_.back().path != ex.streams().here().path)
+  auto i = std::find_if(calls_.rbegin(), calls_.rend(),
+                        [](auto& x) { return !x.over; });
+  if (i == calls_.rend() || i->module != module
+      || i->path != ex.streams().here().path)
     return;
+  if (i->again) {
+    i->over = true;
+    return;
+  }
   at::NoGradGuard no_grad;
-  auto x = std::move(calls_.back());
-  calls_.pop_back();
-  if (x.again)
-    return put_back(x);
+  auto x = std::move(*i);
+  calls_.erase(std::next(i).base());
   drop_unchanged(changes, x.state);
   if (!x.state.empty())
     ex.rank().calls().put_state(ex.step(), ex.microbatch(), x.path, module,
@@ -128,7 +134,7 @@ void exchange_attributes(map_changes& changes, c10::ivalue::Object* self,
 void exchange_contents(const std::vector<at::Tensor>& tensors,
                        module_state& x) {
   for (size_t i = 0; i < tensors.size(); ++i) {
-    auto& other = x.buffers[i].second;
+    auto& other = x.tensors[i].second;
     auto now = tensors[i].clone();
     tensors[i].copy_(other);
     other = std::move(now);
@@ -143,7 +149,7 @@ void call_states::recall(running& x) {
                       x.state);
   // The code may replace the tensor of a buffer.
   if (x.tensors.empty())
-    for (auto& [t, content] : x.state.buffers)
+    for (auto& [t, content] : x.state.tensors)
       x.tensors.push_back(content_of(map, t));
   exchange_contents(x.tensors, x.state);
 }
@@ -153,6 +159,16 @@ void call_states::put_back(running& x) {
   auto& map = x.changes->map();
   exchange_attributes(*x.changes, map.model().modules[x.module.value].script,
                       x.state);
+}
+
+call_states::recalled::~recalled() {
+  at::NoGradGuard no_grad;
+  auto& calls = states_.calls_;
+  while (calls.size() > begin_) {
+    if (calls.back().again)
+      put_back(calls.back());
+    calls.pop_back();
+  }
 }
 
 void call_states::suspend() {

@@ -9,6 +9,7 @@
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
+#include "runtime/remote/backward_engine.hpp"
 #include "runtime/remote/behind_identity.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/entered_modules.hpp"
@@ -23,10 +24,10 @@
 #include "runtime/remote/saved_calls.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -430,9 +431,7 @@ void run_graph(execution& ex, const request& req, const saved_call& saved,
   ex.streams().begin_backward(saved.made);
   ex.streams().enter_at(path_of_call(saved.path, path_of_backward, 0), 0);
   entered_call entered{ex.streams()};
-  execution::backward_scope running{ex};
-  ag::Engine::get_default_engine().execute(roots, grads, asked.keep_graph,
-                                           false, true);
+  run_engine(ex, roots, grads, asked.keep_graph);
 }
 
 /// The leaf of the `k`-th wanted gradient.

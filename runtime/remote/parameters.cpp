@@ -169,11 +169,13 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
   auto& t = map_.model().tensors.at(tensor);
   auto& ex = executing(tensor);
   flush();
-  if (t.is_buffer)
+  auto anew = t.is_buffer
+              || map_.order().changing_parameters().contains(tensor);
+  if (anew)
     ex.note_state();
   // A computed order knows requests, but not which execution waits for the
   // fetch of another microbatch: it could make that one wait for this one.
-  auto alone = rank_.records().fixed_order()
+  auto alone = anew || rank_.records().fixed_order()
                || (promises_.on() && rank_.records().active());
   std::pair key{tensor, alone ? ex.id() : request_id{}};
   auto c = ask({about(request_kind::read_tensor, tensor), {}}, "value");
@@ -182,7 +184,7 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
   if (c10::InferenceMode::is_enabled())
     off.emplace(false);
   std::shared_ptr<awaited<at::Tensor>> mine;
-  if (!t.is_buffer) {
+  if (!anew) {
     // One fetch per step, however many microbatches need it.
     std::unique_lock guard{mutex_};
     auto& known = copies_[key];
@@ -200,14 +202,14 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
     // Placeholders have their own node, which knows the owner.
     if (t.tensor.requires_grad())
       ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
-    if (mine) {
-      std::unique_lock guard{mutex_};
+    if (!t.is_buffer) {
+      std::lock_guard guard{mutex_};
       auto& known = copies_[key];
       known.known = result;
       known.version = result._version();
-      guard.unlock();
-      mine->set_value(result);
     }
+    if (mine)
+      mine->set_value(result);
     return result;
   } catch (const error& err) {
     if (mine)

@@ -44,9 +44,9 @@ public:
   bool is_buffer(uint32_t tensor) const override;
 
   /// The value of another rank's tensor, as a copy whose gradient goes to its
-  /// owner. Parameters are fetched once per step, buffers each time. (Steps
-  /// replayed with promises fetch parameters once per execution, since there
-  /// the order of executions depends on timing.)
+  /// owner. Parameters are fetched once per step; buffers, and parameters that
+  /// calls change, each time. (Steps replayed with promises fetch parameters
+  /// once per execution, as there the order of executions depends on timing.)
   /// Parks; only inside a step.
   at::Tensor fetch(uint32_t tensor) override;
 

@@ -323,10 +323,10 @@ void promise_book::reconsider() {
     std::erase_if(x.known, [](auto& y) { return !y.second.next; });
 }
 
-void promise_book::begin_step(uint64_t trainable, bool all_wait) {
+void promise_book::begin_step(uint64_t trainable, bool again, bool all_wait) {
   std::lock_guard guard{mutex_};
-  all_wait_ = all_wait;
-  learnt_ = all_wait;
+  all_wait_ = again || all_wait;
+  learnt_ = again;
   promised_ = false;
   auto i = std::find_if(memories_.begin(), memories_.end(),
                         [&](auto& x) { return x.trainable == trainable; });

@@ -229,7 +229,8 @@ public:
   /// null.
   std::shared_ptr<const recorded_call> recorded(const execution& ex) const;
 
-  /// True if every call of the step waits, to show which promises do not hold.
+  /// True if every call of the step waits, as one that is run again does to
+  /// show which promises do not hold.
   bool all_wait() const;
 
   /// True if any call of this step continued without its reply.
@@ -268,8 +269,10 @@ public:
   /// Forgets all kinds if there are too many.
   /// @param trainable which tensors of the model require grad, as a number:
   /// predictions made under one value say nothing about another
-  /// @param all_wait see there
-  void begin_step(uint64_t trainable, bool all_wait = false);
+  /// @param again the step is run again, with all calls waiting
+  /// @param all_wait all calls of all steps wait
+  void begin_step(uint64_t trainable, bool again = false,
+                  bool all_wait = false);
 
   // -- names ------------------------------------------------------------------
 

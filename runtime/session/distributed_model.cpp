@@ -9,6 +9,7 @@
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/remote/backward_engine.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/session/gradient_buckets.hpp"
@@ -21,8 +22,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -103,12 +104,8 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
   if (ex->needs_grant())
     await_grant(*ex);
   fence(*ex); // a second backward needs the shapes, too
-  {
-    ex->streams().begin_backward();
-    execution::backward_scope running{*ex};
-    ag::Engine::get_default_engine().execute(roots, seeds, keep_graph, false,
-                                             true);
-  }
+  ex->streams().begin_backward();
+  run_engine(*ex, roots, seeds, keep_graph);
   fence(*ex);
 }
 

@@ -4,10 +4,10 @@
 #include "actors/board/rank_board.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/base/script_error_text.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/execution_interceptors.hpp"
-#include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/session/data_group.hpp"
 #include "tp/tensor_group.hpp"
 

@@ -162,10 +162,16 @@ at::Tensor model_state::gradient(uint32_t tensor) const {
 
 // -- steps --------------------------------------------------------------------
 
+bool model_state::minds_changes() const {
+  return map_.sees_state_again() || rank_.layout().size(comm_group::dp) > 1;
+}
+
 bool model_state::can_take_back() const {
-  // Ranks that only share modules roll back only for a wrong order.
+  // Ranks that only share modules roll back only for a wrong order, and those
+  // that compute alone only before there are gradients, whose copies cost.
   auto needed = rank_.pipeline().size() > 1
-                || (map_.overlaps() && !map_.order().entries().empty());
+                || (map_.overlaps() && !map_.order().entries().empty())
+                || (minds_changes() && !map_.order().trained());
   return promises_.on() && !rank_.config().fast_mode && needed
          && (root_.script || map_.order().unseen().empty());
 }
@@ -175,7 +181,7 @@ bool model_state::keeps_changes() const {
 }
 
 void model_state::keep() {
-  if (map_.overlaps())
+  if (minds_changes())
     map_.order().keep([this](uint32_t tensor) { return map_.owned(tensor); });
   if (!can_take_back())
     return;
@@ -193,11 +199,14 @@ void model_state::take_back() {
 void model_state::begin_step(bool again) {
   if (order_learning_.pending())
     order_learning_.begin_step();
-  promises_.begin_step(trainability(), again);
+  // Promises follow the tensors of calls: they cannot tell that a call changes
+  // what another one reads.
+  promises_.begin_step(trainability(), again,
+                       !map_.order().changing_parameters().empty());
 }
 
-void model_state::order_again(const std::set<uint32_t>& buffers) {
-  map_.order().order_again(buffers);
+void model_state::order_again(const std::set<uint32_t>& tensors) {
+  map_.order_again(tensors);
   // The recorded steps did not wait for turns.
   rank_.records().outdate();
   partitioning_.set_order();
@@ -208,6 +217,12 @@ void model_state::run_serially(const std::set<module_id>& modules) {
   rank_.sequencer().set_serial(modules);
   // The recorded steps overlapped microbatches.
   rank_.records().outdate();
+}
+
+void model_state::run_serially() {
+  map_.order().set_serial();
+  rank_.records().outdate();
+  partitioning_.set_order();
 }
 
 void model_state::end_step(bool complete) {

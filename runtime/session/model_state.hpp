@@ -183,6 +183,10 @@ public:
   /// modules need no order. Collective.
   void end_step(bool complete);
 
+  /// Tells whether it matters that calls change state: see
+  /// `model_map::sees_state_again`; and replicas must not drift apart.
+  bool minds_changes() const;
+
   /// Tells whether a step may be rolled back: no C++ module has state that smp
   /// does not see.
   bool can_take_back() const;
@@ -191,20 +195,26 @@ public:
   /// last step.
   bool keeps_changes() const;
 
-  /// Restores microbatch order in the modules of these buffers, which changed
-  /// later than in the first training step. Call alike on all ranks.
-  void order_again(const std::set<uint32_t>& buffers);
+  /// Orders microbatches in the modules of these tensors: buffers that changed
+  /// later than in the first training step, and parameters that calls change.
+  /// Call alike on all ranks.
+  void order_again(const std::set<uint32_t>& tensors);
 
   /// From now on microbatches run one after the other: they call these modules
   /// after their first backward, where nothing else keeps their order. Call
   /// alike on all ranks.
   void run_serially(const std::set<module_id>& modules);
 
+  /// From now on microbatches always run one after the other. Call alike on all
+  /// ranks.
+  void run_serially();
+
   /// Restores buffers, gradients and attributes as of the last `keep`.
   void take_back();
 
   /// Drops the copies: the step is over.
   void forget_kept() noexcept {
+    map_.order().forget_kept();
     gradients_.drop();
     attributes_.drop();
   }

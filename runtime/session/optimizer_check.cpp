@@ -134,6 +134,17 @@ std::string difference(const model_map& map, const optimizer_outline& x,
 
 } // namespace
 
+void refuse_complex_parameters(const walked_model& model) {
+  for (auto& x : model.tensors)
+    if (!x.is_buffer && x.tensor.is_complex() && x.tensor.requires_grad())
+      throw config_error(fmt::format(
+        "parameter '{}' is complex, which LibTorch's optimizers do not train: "
+        "register a real one with a last axis of 2 instead (for an initial "
+        "value: torch::view_as_real), and use torch::view_as_complex of it in "
+        "forward",
+        x.names.front()));
+}
+
 void check_optimizer(const rank_context& rank, torch::optim::Optimizer& x,
                      const model_map& map) {
   auto world = world_of(rank);

@@ -8,6 +8,12 @@ namespace smp {
 
 class model_map;
 class rank_context;
+struct walked_model;
+
+/// LibTorch's optimizers, except SGD, move only the real part of a complex
+/// parameter, without a word.
+/// @throws error (config) naming a complex parameter that is trained
+void refuse_complex_parameters(const walked_model& model);
 
 /// Checks that an optimizer can update a distributed model (R60): it has only
 /// parameters of the model, and ranks that hold the same modules have the same

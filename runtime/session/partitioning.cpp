@@ -16,11 +16,13 @@
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/module_times.hpp"
+#include "runtime/session/optimizer_check.hpp"
 #include "runtime/session/shared_parts.hpp"
 #include "runtime/session/unshared.hpp"
 #include "tp/tensor_group.hpp"
 #include "transport/exchange.hpp"
 
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -56,6 +58,7 @@ struct placement_message {
   std::vector<shared_module> shared;
   std::vector<cut_parameter> cut;
   std::vector<checkpointing_choice> checkpointed;
+  std::set<uint32_t> changing; // parameters
 };
 
 template <class Inspector>
@@ -63,7 +66,8 @@ bool inspect(Inspector& f, placement_message& x) {
   return f.object(x).fields(
     f.field("text", x.text), f.field("module_device", x.module_device),
     f.field("program", x.program), f.field("shared", x.shared),
-    f.field("cut", x.cut), f.field("checkpointed", x.checkpointed));
+    f.field("cut", x.cut), f.field("checkpointed", x.checkpointed),
+    f.field("changing", x.changing));
 }
 
 /// Lets ranks detect that they hold different models.
@@ -374,6 +378,13 @@ partition_options options_of(const session_config& x, uint32_t devices,
   return result;
 }
 
+std::set<uint32_t> changed_parameters(const walked_model& model,
+                                      const trace_result& x) {
+  auto result = x.changed;
+  std::erase_if(result, [&](auto t) { return model.tensors[t].is_buffer; });
+  return result;
+}
+
 /// Marks the modules whose calls always wait, as far as known: those that the
 /// user named, and those that keep state.
 /// @param trace null: there is none
@@ -421,11 +432,13 @@ partition_decision partitioning::decide(uint32_t devices,
     throw error{trace_failure_};
   auto& cfg = rank_.config();
   auto options = options_of(cfg, devices, default_device);
+  auto traced = trace_ && traced_hash_ == map_.model().hash();
+  if (traced)
+    map_.order().order_again(changed_parameters(map_.model(), *trace_));
   auto info = describe(map_.model(), marks_.pins, map_.order());
   auto shared = find_shared(map_.model(), marks_, sharing);
   weigh_slices(map_.model(), shared, sharing.peers, info);
   std::vector<std::string> remarks;
-  auto traced = trace_ && traced_hash_ == map_.model().hash();
   auto timed = traced && trace_->times && !is_noise(*trace_);
   shared_traffic sent;
   find_waiting(map_, cfg.no_promises, traced ? &*trace_ : nullptr, info);
@@ -487,6 +500,7 @@ checkpointing_decision partitioning::checkpointed() const {
 
 void partitioning::place() {
   check_same_everywhere();
+  refuse_complex_parameters(map_.model());
   auto& pipeline = rank_.pipeline();
   // Replicas that measured separately would cut differently.
   auto found = agree_everywhere(rank_, "smp.partition", [&] {
@@ -502,7 +516,8 @@ void partitioning::place() {
       make_program(decision_->model, decision_->plan, decision_->times),
       decision_->sharing.shared,
       decision_->sharing.cut,
-      decision_->checkpointing.chosen};
+      decision_->checkpointing.chosen,
+      map_.order().changing_parameters()};
   });
   text_ = std::move(found.text);
   program_ = std::move(found.program);
@@ -511,6 +526,7 @@ void partitioning::place() {
     owners[i] = pipeline.at(found.module_device.at(i));
   map_.recompute(regions_of(map_.model(), found.checkpointed, owners));
   map_.place(std::move(owners));
+  map_.order_again(found.changing);
   shared_ = std::move(found.shared);
   std::vector<module_id> together;
   for (auto& x : shared_)
@@ -531,7 +547,6 @@ void partitioning::place() {
                        ? map_.recomputed(module_id{i}).region
                        : 0;
       hook->local = hook->owner == rank_.self() && hook->region == 0;
-      hook->stream = map_.stream_of(module_id{i});
     }
     if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(m.object))
       name_sequential(*seq, module_id{i}, rank_.model());
@@ -542,11 +557,15 @@ void partitioning::place() {
 void partitioning::set_order() {
   auto& modules = map_.model().modules;
   for (uint32_t i = 0; i < modules.size(); ++i)
-    for (auto* hook : modules[i].hooks)
+    for (auto* hook : modules[i].hooks) {
       hook->ordered = map_.keeps_order(module_id{i});
-  if (map_.overlaps())
-    rank_.sequencer().set_modules(map_.order().modules(),
-                                  map_.order().unseen());
+      hook->stream = map_.stream_of(module_id{i});
+    }
+  if (!map_.overlaps())
+    return;
+  auto& order = map_.order();
+  rank_.sequencer().set_modules(order.modules(), order.unseen(),
+                                order.serial());
 }
 
 void partitioning::release(remote_parameters& others) {

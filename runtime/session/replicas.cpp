@@ -10,11 +10,13 @@
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/step_call.hpp"
 #include "runtime/session/tensor_collectives.hpp"
+#include "runtime/values/tensor_bridge.hpp"
 #include "transport/exchange.hpp"
 
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -190,6 +192,36 @@ void replicas::end_training(model_state& model) const {
     buckets.passes() = now ? 0 : buckets.passes() + 1;
   if (all_.trained && rank_.config().broadcast_buffers)
     share_buffers(model);
+}
+
+void replicas::compare_parameters(const model_state& model) const {
+  auto& map = model.map();
+  auto& changing = map.order().changing_parameters();
+  if (changing.empty() || group().size() == 1)
+    return;
+  std::vector<std::pair<uint32_t, uint64_t>> mine;
+  for (auto t : changing)
+    if (map.owned(t) && map.slice(t) == nullptr)
+      mine.emplace_back(t,
+                        hash_bits(model.model().tensors[t].tensor).value_or(0));
+  auto world = world_of(rank_);
+  auto all = rank_.exchange().all_gather(world, "smp.changed_parameters",
+                                         to_payload(mine));
+  std::map<uint32_t, std::pair<rank_id, uint64_t>> first;
+  for (size_t i = 0; i < all.size(); ++i)
+    for (auto& [t, bits] : from_payload<decltype(mine)>(all[i], "parameters")) {
+      auto& known = first.try_emplace(t, world[i], bits).first->second;
+      if (bits != known.second)
+        throw error{failure{
+          error_code::unsupported, world[i], map.name(map.home(t)),
+          "forward changed parameter '" + map.tensor_name(t)
+            + "' in each replica by its own samples, so that it is now another "
+              "one than on rank "
+            + std::to_string(known.first.value)
+            + ": replicas average gradients, not parameters; keep what forward "
+              "changes in a buffer, or train with one replica "
+              "(docs/data_parallel.md)"}};
+    }
 }
 
 void replicas::share_buffers(const model_state& model) const {

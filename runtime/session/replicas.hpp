@@ -50,6 +50,11 @@ public:
   /// Averages gradients if the step succeeded and averaging is due. Collective.
   void end_step(model_state* model, const failure& why);
 
+  /// Compares the parameters that forward changes, each replica by its own
+  /// samples. Collective over the run.
+  /// @throws error (unsupported), the same on all ranks, if they differ
+  void compare_parameters(const model_state& model) const;
+
   /// This rank takes part in no more steps; ranks still in a step are told.
   /// Collective over the data-parallel group, whose other ranks may be at the
   /// end of a step.

@@ -1,6 +1,7 @@
 #include "runtime/session/script_model.hpp"
 
 #include "runtime/base/out_of_memory.hpp"
+#include "runtime/base/script_error_text.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/lazy/deferred_init.hpp"

@@ -234,6 +234,17 @@ void compare_samples(const packer& arguments) {
     scoped_forms::current().run(arguments);
 }
 
+std::function<bool()> written_since(const std::vector<at::Tensor>& xs) {
+  std::vector<std::pair<at::Tensor, int64_t>> versions;
+  for (auto& x : xs)
+    if (x.defined() && !x.is_inference())
+      versions.emplace_back(x, x._version());
+  return [versions = std::move(versions)] {
+    return std::ranges::any_of(
+      versions, [](auto& x) { return x.first._version() != x.second; });
+  };
+}
+
 void skip_step() {
   session::current().internals().skip_step();
 }

@@ -76,6 +76,9 @@ void compare_samples(const packer& arguments);
 /// have, or give an axis to one that is not split
 void check_positions(const step_options& x, size_t count);
 
+/// @returns a function that tells whether any of `xs` was written since
+std::function<bool()> written_since(const std::vector<at::Tensor>& xs);
+
 /// Adds the position of the argument to an error of `split`.
 [[noreturn]] void bad_argument(size_t position, const error& err);
 
@@ -147,7 +150,10 @@ private:
         return put_value<std::decay_t<result>>(out, f_(std::get<Is>(parts)...));
       }
     };
-    step_call call{n, signature(xs...), options_.no_rerun};
+    packer inputs;
+    put_all(inputs, xs...);
+    step_call call{n, signature(xs...), options_.no_rerun,
+                   detail::written_since(inputs.tensors())};
     auto results = detail::run_step(call, body, options_.detach_outputs);
     if constexpr (std::is_void_v<result>)
       return step_output<void>{};

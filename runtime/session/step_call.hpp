@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace smp {
 
@@ -12,6 +13,9 @@ struct step_call {
   uint64_t signature = 0;
   /// The body has side effects and must not be run twice.
   bool no_rerun = false;
+  /// Tells whether the body changed an argument of the step, which it would
+  /// find so if it ran again. May be empty.
+  std::function<bool()> inputs_changed = {};
 };
 
 } // namespace smp

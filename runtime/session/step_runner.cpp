@@ -176,6 +176,8 @@ void step_runner::end_step(model_state* model, const failure& why) {
   replicas_.end_step(model, why);
   if (model)
     model->forget_kept();
+  if (model && !why)
+    replicas_.compare_parameters(*model);
   if (!why && on_first_step_)
     std::exchange(on_first_step_, nullptr)();
 }
@@ -244,6 +246,9 @@ struct failed_step {
   std::set<uint32_t> changed_late = {};
   /// See `microbatch_sequencer::called_late`.
   std::set<module_id> called_late = {};
+  /// LibTorch's engine failed, perhaps as one microbatch changed in place what
+  /// another had kept for backward.
+  bool failed_graph = false;
 };
 
 template <class Inspector>
@@ -251,7 +256,8 @@ bool inspect(Inspector& f, failed_step& x) {
   return f.object(x).fields(
     f.field("promised", x.promised), f.field("keeps_out", x.keeps_out),
     f.field("overtaken", x.overtaken), f.field("changed_late", x.changed_late),
-    f.field("called_late", x.called_late));
+    f.field("called_late", x.called_late),
+    f.field("failed_graph", x.failed_graph));
 }
 
 } // namespace
@@ -264,19 +270,20 @@ bool inspect(Inspector& f, failed_step& x) {
 /// recorded step.) Collective over all replicas.
 bool step_runner::runs_again(model_state* model, const step_call& call,
                              const replicas::verdict& heard) const {
-  if (!model || !heard.of_code || !model->map().overlaps())
+  if (!model || !heard.of_code || !model->minds_changes())
     return false;
-  auto& order = model->map().order();
   // The setting of pp_rank 0 for the body counts.
   failed_step mine{
     model->promises().promised(),
-    (call.no_rerun && rank_.pp_rank() == 0)
+    (rank_.pp_rank() == 0
+     && (call.no_rerun || (call.inputs_changed && call.inputs_changed())))
       || (rank_.records().active() && rank_.records().note().refused)
-      || !model->keeps_changes(),
+      || !model->keeps_changes() || !model->can_take_back(),
     rank_.sequencer().overtaken_modules(),
-    rank_.counters().microbatches > 1 ? order.changed_late()
-                                      : std::set<uint32_t>{},
-    rank_.sequencer().called_late()};
+    late_changes(),
+    rank_.sequencer().called_late(),
+    rank_.counters().failed_graphs > 0 && rank_.counters().microbatches > 1
+      && !rank_.sequencer().serial()};
   try {
     failed_step all;
     for (auto& x : rank_.exchange().all_gather(world_of(rank_), "smp.run_again",
@@ -287,15 +294,18 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       all.overtaken.merge(other.overtaken);
       all.changed_late.merge(other.changed_late);
       all.called_late.merge(other.called_late);
+      all.failed_graph = all.failed_graph || other.failed_graph;
     }
     if (!all.changed_late.empty())
       model->order_again(all.changed_late);
     if (!all.called_late.empty() && !rank_.sequencer().serial())
       model->run_serially(all.called_late);
+    if (all.failed_graph)
+      model->run_serially();
     rank_.sequencer().distrust(all.overtaken);
     auto goes_right = all.promised || !all.overtaken.empty()
-                      || !all.changed_late.empty();
-    return goes_right && !all.keeps_out && model->can_take_back();
+                      || !all.changed_late.empty() || all.failed_graph;
+    return goes_right && !all.keeps_out;
   } catch (const error&) {
     return false; // a rank was lost; the first error is reported
   }
@@ -322,6 +332,7 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   counters.executing_ns = 0;
   counters.requests = 0;
   counters.waits = 0;
+  counters.failed_graphs = 0;
   counters.microbatches = microbatches;
   auto step = step_id{++counters.step};
   auto report = std::make_shared<awaited<step_report>>();
@@ -364,27 +375,62 @@ payload step_runner::run(execution& ex, request& x) {
   return result;
 }
 
-/// @throws error (unsupported) if a buffer changed that the first training step
-/// left unchanged, so that microbatches pass it in any order (R19)
+namespace {
+
+std::string text_of_change(const model_map& map, uint32_t tensor) {
+  auto& name = map.tensor_name(tensor);
+  if (!map.model().tensors[tensor].is_buffer)
+    return "its parameter '" + name
+           + "' changed within the step, in a call that was not known to do "
+             "so: others may have read it too early or late. Such a step is "
+             "run again by default (smp.fast_mode = \"auto\"), and need not be "
+             "if the trace sees the change (smp.trace_device); from now on "
+             "microbatches run one after the other";
+  return "its buffer '" + name
+         + "' changed, which it did not in the first training step, so that "
+           "microbatches passed it in any order; from now on they keep it";
+}
+
+/// How a change that cannot be undone can be known in advance.
+std::string advice_on_change(const model_map& map, uint32_t tensor) {
+  return map.model().tensors[tensor].is_buffer
+           ? ", but this step cannot be run again, as the buffer is large: "
+             "name "
+             "who changes it with smp::set_stateful"
+           : ", but this step cannot be run again, as no copy of the parameter "
+             "was kept";
+}
+
+} // namespace
+
+/// @returns the tensors that changed although microbatches pass their modules
+/// in any order
+std::set<uint32_t> step_runner::late_changes() const {
+  auto& tensors = rank_.model()->map->model().tensors;
+  auto result = rank_.model()->map->order().changed_late();
+  // One microbatch alone is in order; but other ranks keep parameters.
+  if (rank_.counters().microbatches < 2)
+    std::erase_if(result, [&](auto t) { return tensors[t].is_buffer; });
+  return result;
+}
+
+/// @throws error (unsupported) if a tensor changed although microbatches pass
+/// its modules in any order (R19)
 void step_runner::check_order() const {
   auto& model = rank_.model();
-  if (!model || rank_.counters().microbatches < 2)
+  if (!model)
     return;
   auto& order = model->map->order();
-  auto late = order.changed_late();
+  auto late = late_changes();
   if (late.empty())
     return;
   auto tensor = *late.begin();
-  auto module = model->map->home(tensor);
-  std::string text = "its buffer '" + model->map->tensor_name(tensor)
-                     + "' changed, which it did not in the first training "
-                       "step, so that microbatches passed it in any order; "
-                       "from now on they keep it";
+  auto text = text_of_change(*model->map, tensor);
   if (!order.keeps_late_changes())
-    text += ", but this step cannot be run again, as the buffer is large: name "
-            "who changes it with smp::set_stateful";
+    text += advice_on_change(*model->map, tensor);
   throw error{failure{error_code::unsupported, rank_.self(),
-                      model->map->name(module), std::move(text)}};
+                      model->map->name(model->map->home(tensor)),
+                      std::move(text)}};
 }
 
 void await_grant(execution& ex) {

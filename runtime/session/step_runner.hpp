@@ -8,8 +8,10 @@
 #include "runtime/session/step_call.hpp"
 #include "runtime/session/step_stats.hpp"
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -86,6 +88,7 @@ private:
   step_report run_once(node& actors, model_state* model, const step_call& x,
                        bool again);
   failure skipped_by_some(bool skips) const;
+  std::set<uint32_t> late_changes() const;
   void check_order() const;
   bool runs_again(model_state* model, const step_call& call,
                   const replicas::verdict& heard) const;

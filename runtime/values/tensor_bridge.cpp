@@ -1,5 +1,6 @@
 #include "runtime/values/tensor_bridge.hpp"
 
+#include "runtime/base/fnv_hash.hpp"
 #include "runtime/values/absent_tensor.hpp"
 #include "transport/error.hpp"
 
@@ -118,6 +119,14 @@ std::string refusal_of(const at::Tensor& x) {
     return {};
   auto what = unsendable(x);
   return what.empty() ? what : what + " cannot be sent to another rank";
+}
+
+std::optional<uint64_t> hash_bits(const at::Tensor& x) {
+  if (!refusal_of(x).empty())
+    return std::nullopt;
+  auto flat = x.detach().contiguous();
+  auto* bytes = static_cast<const std::byte*>(flat.const_data_ptr());
+  return hash_of_memory({bytes, flat.nbytes()});
 }
 
 std::vector<int64_t> dense_strides(const at::Tensor& x) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,10 @@ namespace smp {
 /// @returns why `x` cannot be sent: "a sparse tensor cannot be sent to another
 /// rank"; empty if it can
 std::string refusal_of(const at::Tensor& x);
+
+/// @returns a hash of the bits of `x`, so that NaN equals itself; nothing for a
+/// tensor that cannot be sent
+std::optional<uint64_t> hash_bits(const at::Tensor& x);
 
 /// @returns the strides of `x` on the receiving rank (R63): without gaps, with
 /// the same order of axes in memory, as `at::empty_like` has them; empty if

@@ -48,6 +48,8 @@ struct model_options {
   /// Puts intercepted modules on ranks in turn, the hardest placement; or
   /// what `partition_scope` in the model says.
   bool round_robin = true;
+  /// `smp.auto_partition`, after a trace.
+  bool automatic = false;
   /// Around each step, on all ranks and in the reference.
   std::function<std::shared_ptr<void>()> context;
   /// Relative to the largest element (R35).
@@ -102,9 +104,13 @@ struct model_step {
 /// Tells whether a step ended because a module with state would have seen its
 /// microbatches in another order than in one process (R19).
 inline bool has_overtaken(const error& x) {
-  return x.cause().code == error_code::unsupported
-         && x.cause().text.find("more often than earlier steps did")
-              != std::string::npos;
+  auto says = [&](const char* part) {
+    return x.cause().text.find(part) != std::string::npos;
+  };
+  return (x.cause().code == error_code::unsupported
+          && (says("more often than earlier steps did")
+              || says("changed within the step")))
+         || says("modified by an inplace operation");
 }
 
 /// Makes the model with the same numbers on each rank: the generator is the
@@ -130,7 +136,7 @@ inline virtual_world_options model_world(const model_options& x) {
   world.config.pipeline_parallel_degree = x.ranks;
   world.config.microbatches = x.microbatches;
   world.config.pipeline = x.pipeline;
-  world.config.auto_partition = false;
+  world.config.auto_partition = x.automatic;
   world.config.threads = 1;
   world.config.fast_mode = x.fast;
   world.config.no_promises = x.no_promises;
@@ -202,7 +208,8 @@ std::vector<model_step> run_ranks(const model_options& x,
         model.backward(loss);
       return loss;
     });
-    model.partition();
+    if (!x.automatic) // else the first step is traced
+      model.partition();
     for (int i = 0; i < x.steps; ++i) {
       model_step r;
       r.before = tensors_by_name(model.state_dict());
@@ -265,7 +272,8 @@ public:
       p.mutable_grad() = Tensor{};
   }
 
-  /// Tells `say` which gradients and buffers the pipeline has otherwise.
+  /// Tells `say` which gradients, parameters and buffers the pipeline has
+  /// otherwise.
   template <class Say>
   void compare(const model_step& r, const model_options& x, Say say) const {
     for (auto& [name, p] : parameters_) {
@@ -276,6 +284,9 @@ public:
       else if (p.grad().defined()
                && !is_close(found->second, p.grad(), x.tolerance, x.absolute))
         say("gradient of " + name);
+      // Forward may change it.
+      if (!is_close(r.after.at(name), p, x.tolerance))
+        say("parameter " + name);
     }
     for (auto& [name, b] : buffers_)
       if (!is_close(r.after.at(name), b, x.tolerance))

@@ -45,9 +45,4 @@ invocation run_script(model_context& model, module_id module,
                       const call_target& x, unpacker& in,
                       const std::vector<value>& args, packer& out);
 
-/// TorchScript wraps an exception into a report of several lines, with the
-/// cause at the end. @returns the cause and its place in the code; text without
-/// such a report is returned unchanged.
-std::string script_error_text(const std::string& x);
-
 } // namespace smp

@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 // R52: what is computed again finds the state that it found the first time, and
@@ -58,12 +59,20 @@ struct stateful_call {
     states.leave(ex(), changes, whole);
   }
 
-  template <class F>
-  void call(pass what, F&& f) {
-    execution::pass_scope scope{ex(), {what, 0}, 1};
-    enter();
-    f();
-    leave();
+  /// @param backward what runs after the call, before its state is dropped
+  template <class F, class G = void (*)()>
+  void call(
+    pass what, F&& f, G&& backward = [] {}) {
+    std::optional<call_states::recalled> recalled;
+    if (what == pass::again)
+      recalled.emplace(states);
+    {
+      execution::pass_scope scope{ex(), {what, 0}, 1};
+      enter();
+      f();
+      leave();
+    }
+    backward();
   }
 
   /// What the first pass kept of a call in the step body; null: nothing.
@@ -103,6 +112,23 @@ TEST_CASE("what is computed again finds what it found the first time",
   }
 }
 
+TEST_CASE("backward reads what the second pass left, call by call",
+          "[runtime][call_states][R52]") {
+  counted_call x;
+  x.calls.call(pass::first, [&] { x.count.add_(1); });
+  x.count.fill_(9);
+  x.calls.call(
+    pass::again, [&] { x.count.add_(1); },
+    [&] {
+      CHECK(x.counts(2));
+      x.calls.states.suspend(); // it sends a gradient
+      CHECK(x.counts(9));
+      x.calls.states.resume();
+      CHECK(x.counts(2));
+    });
+  CHECK(x.counts(9));
+}
+
 TEST_CASE("who runs while a call waits finds the state of now",
           "[runtime][call_states][R52]") {
   counted_call x;
@@ -125,9 +151,9 @@ TEST_CASE("only what a call changed is kept, as it was before",
   x.calls.call(pass::first, [&] { x.count.add_(1); });
   auto kept = x.calls.kept();
   REQUIRE(kept);
-  REQUIRE(kept->buffers.size() == 1);
-  CHECK(kept->buffers[0].first == x.calls.map.model().find(x.count));
-  CHECK(at::equal(kept->buffers[0].second, at::full({2}, 1.0)));
+  REQUIRE(kept->tensors.size() == 1);
+  CHECK(kept->tensors[0].first == x.calls.map.model().find(x.count));
+  CHECK(at::equal(kept->tensors[0].second, at::full({2}, 1.0)));
 }
 
 TEST_CASE("nothing is kept of a call that changes nothing",
@@ -167,8 +193,8 @@ TEST_CASE("a buffer that the first step left alone is not copied in later ones",
   });
   auto kept = x.calls.kept();
   REQUIRE(kept);
-  REQUIRE(kept->buffers.size() == 1);
-  CHECK(at::equal(kept->buffers[0].second, at::full({2}, 2.0)));
+  REQUIRE(kept->tensors.size() == 1);
+  CHECK(at::equal(kept->tensors[0].second, at::full({2}, 2.0)));
 }
 
 TEST_CASE("what is thrown away with a call leaves the state as it is",

@@ -32,7 +32,7 @@ std::shared_ptr<saved_call> call_of(std::string module) {
 
 module_state state_of(double x) {
   module_state result;
-  result.buffers.emplace_back(4, at::full({2}, x));
+  result.tensors.emplace_back(4, at::full({2}, x));
   return result;
 }
 
@@ -92,9 +92,9 @@ TEST_CASE("what a call found is kept by its path and module, and the first one",
   calls.put_state(third, first, 42, norm, state_of(2));
   auto kept = calls.state(third, first, 42, norm);
   REQUIRE(kept);
-  REQUIRE(kept->buffers.size() == 1);
-  CHECK(kept->buffers[0].first == 4);
-  CHECK(at::equal(kept->buffers[0].second, at::full({2}, 1.0)));
+  REQUIRE(kept->tensors.size() == 1);
+  CHECK(kept->tensors[0].first == 4);
+  CHECK(at::equal(kept->tensors[0].second, at::full({2}, 1.0)));
   CHECK_FALSE(calls.state(third, second, 42, norm));
   CHECK_FALSE(calls.state(third, first, 43, norm));
   CHECK_FALSE(calls.state(third, first, 42, module_id{8}));

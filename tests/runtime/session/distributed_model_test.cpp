@@ -4,6 +4,7 @@
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -209,6 +210,80 @@ TEST_CASE("what is said of a module after the partition is refused by name",
                        "partition()",
               told);
       say(*other); // is not of that model
+    }
+  });
+}
+
+// -- complex parameters -------------------------------------------------------
+
+namespace {
+
+/// A filter in the frequency domain.
+struct filter_impl : torch::nn::Module {
+  explicit filter_impl(bool real) {
+    auto x = torch::complex(torch::linspace(0.5, 1.5, 5),
+                            torch::linspace(-1, 1, 5));
+    weight = register_parameter("weight",
+                                real ? torch::view_as_real(x).clone() : x);
+  }
+  Tensor forward(Tensor x) {
+    auto w = weight.is_complex() ? weight : torch::view_as_complex(weight);
+    return torch::fft_irfft(torch::fft_rfft(x) * w, 8);
+  }
+  Tensor weight;
+};
+TORCH_MODULE_IMPL(filter, filter_impl);
+
+template <template <class> class P>
+struct filtered_impl : torch::nn::Module {
+  explicit filtered_impl(bool real) {
+    partition_scope on_rank_1{1};
+    in = P<filter>(real);
+    register_module("in", in);
+  }
+  Tensor forward(Tensor x) {
+    return in(x).square().mean();
+  }
+  P<filter> in{nullptr};
+};
+template <class H>
+using plain = H;
+using filtered = torch::nn::ModuleHolder<filtered_impl<submodule>>;
+
+} // namespace
+
+TEST_CASE("a complex parameter is refused, and the advice leads to training",
+          "[runtime][errors]") {
+  auto x = torch::sin(torch::arange(16.)).view({2, 8});
+  std::vector<double> expected;
+  filtered_impl<plain> alone{true};
+  torch::optim::Adam adam{alone.parameters(), 0.1};
+  for (int i = 0; i < 3; ++i) {
+    adam.zero_grad();
+    auto loss = alone.forward(x);
+    loss.backward();
+    adam.step();
+    expected.push_back(loss.item<double>());
+  }
+  run_virtual_world(2, manual_world(2), [&](session&) {
+    distributed_model refused{filtered{false}};
+    auto why = error_of([&] { refused.partition(); });
+    require(contains(why, "parameter 'in.weight' is complex"), why);
+  });
+  run_virtual_world(2, manual_world(2), [&](session&) {
+    distributed_model model{filtered{true}};
+    torch::optim::Adam mine{model->parameters(), 0.1};
+    distributed_optimizer optimizer{mine};
+    auto train = step([&](Tensor y) {
+      auto loss = model(y);
+      model.backward(loss);
+      return loss;
+    });
+    for (auto y : expected) {
+      optimizer.zero_grad();
+      auto loss = train(x).reduce_mean().template item<double>();
+      require(std::abs(loss - y) < 1e-6, "the loss of one process");
+      optimizer.step();
     }
   });
 }
