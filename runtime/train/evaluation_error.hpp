@@ -13,9 +13,10 @@ namespace smp {
 inline failure failed_evaluation(failure x, const std::string& model_file) {
   auto saved = model_file.empty() ? std::string{}
                                   : " and its model is in " + model_file;
-  x.text = "the evaluation after the last step failed, while the training is "
-           "complete"
-           + saved + ": " + std::move(x.text);
+  x.text
+    = "the evaluation after the last step failed, while the training is "
+      "complete"
+      + saved + ": " + std::move(x.text);
   return x;
 }
 
