@@ -11,12 +11,12 @@ set(exceptions
 
 set(files "")
 foreach(folder transport partition tp actors runtime include apps bench examples tests)
-  file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
+  file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp
+    ${ROOT}/${folder}/*.py)
   list(APPEND files ${found})
 endforeach()
 file(GLOB scripts RELATIVE ${ROOT} ${ROOT}/dev ${ROOT}/cmake/*)
-file(GLOB_RECURSE python RELATIVE ${ROOT} ${ROOT}/*.py)
-list(APPEND files ${scripts} ${python})
+list(APPEND files ${scripts})
 if(NOT files)
   message(FATAL_ERROR "sizes: no source of smp in ${ROOT}")
 endif()

@@ -89,7 +89,7 @@ endif()
 
 # What R27 asks of a rank's environment, and where a test finds things.
 set(smp_test_environment
-  UCX_MEM_MMAP_HOOK_MODE=none OMP_WAIT_POLICY=passive
+  UCX_MEM_MMAP_HOOK_MODE=none UCX_DEBUG_SIGNO=0 OMP_WAIT_POLICY=passive
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1
   SMP_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
   SMP_SOURCE_DIR=${PROJECT_SOURCE_DIR})

@@ -337,7 +337,8 @@ TEST_CASE_METHOD(checkpoint_run,
                  "[apps][checkpoint]") {
   // As after `nohup smp-train ... &` in a script: both are ignored.
   auto begin = [this](const std::string& name) {
-    return program{{"sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh",
+    return program{{"sh", "-c",
+                    "unset UCX_DEBUG_SIGNO; trap '' HUP INT; exec \"$@\"", "sh",
                     built_program("smp-train"), "tiny.toml", "--run-dir", name,
                     "--checkpoint.on_interrupt=true",
                     "--checkpoint.interval=1000", "--train.steps=100000"},
