@@ -79,8 +79,7 @@ void sync_folder(const std::string& folder, const file_errors& e) {
 
 namespace {
 
-/// The process number and a counter follow: "model.partial-123-0".
-
+/// The process number and a counter follow the mark: "model.partial-123-0".
 /// @returns the process that wrote a file of this name; 0 for other files
 int64_t writer_of(const std::string& name) {
   auto at = name.rfind(partial_mark);
