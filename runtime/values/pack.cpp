@@ -3,12 +3,16 @@
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/error.hpp"
 
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/_nested_view_from_buffer.h>
 #include <torch/csrc/jit/frontend/script_type_parser.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace smp {
@@ -71,9 +75,77 @@ const T& as(unpacker& u, const value& x, const char* expected) {
 
 } // namespace
 
+namespace {
+
+/// Travels as its parts, which are plain tensors and share its memory.
+value put_nested(packer& p, const at::Tensor& x) {
+  if (x.requires_grad())
+    p.refuse(
+      "a nested tensor that requires grad cannot be sent to another "
+      "rank");
+  auto* nested = at::native::get_nested_tensor_impl_or_null(x);
+  if (!nested)
+    p.refuse(
+      "a nested tensor without one memory for all cannot be sent to "
+      "another rank");
+  auto put = [&p](const at::Tensor& part) {
+    if (auto why = refusal_of(part); !why.empty())
+      p.refuse("nested: " + why);
+    return tensor_index{p.add(part)};
+  };
+  return value::of(nested_tensor{put(nested->get_unsafe_storage_as_tensor()),
+                                 put(nested->get_nested_sizes()),
+                                 put(nested->get_nested_strides()),
+                                 put(nested->get_storage_offsets())});
+}
+
+/// Checks that each of the tensors is in the memory of all.
+void check_nested(unpacker& u, int64_t elements, const at::Tensor& sizes,
+                  const at::Tensor& strides, const at::Tensor& offsets) {
+  for (auto* x : {&sizes, &strides, &offsets})
+    if (x->scalar_type() != at::kLong)
+      u.fail("a nested tensor whose sizes are no integers");
+  if (sizes.dim() != 2 || sizes.sizes() != strides.sizes() || offsets.dim() != 1
+      || offsets.size(0) != sizes.size(0))
+    u.fail("a nested tensor whose sizes, strides and offsets do not fit");
+  for (int64_t i = 0; i < sizes.size(0); ++i) {
+    auto last = offsets[i].item<int64_t>();
+    auto wrong = last < 0;
+    auto empty = false;
+    for (int64_t d = 0; d < sizes.size(1); ++d) {
+      auto size = sizes[i][d].item<int64_t>();
+      auto stride = strides[i][d].item<int64_t>();
+      int64_t reach = 0;
+      empty = empty || size == 0;
+      wrong = wrong || size < 0 || stride < 0
+              || __builtin_mul_overflow(std::max<int64_t>(size - 1, 0), stride,
+                                        &reach)
+              || __builtin_add_overflow(last, reach, &last);
+    }
+    if (wrong || (!empty && last >= elements))
+      u.fail("a nested tensor beyond its memory");
+  }
+}
+
+at::Tensor get_nested(unpacker& u, const nested_tensor& x) {
+  auto elements = u.tensor(x.elements.index);
+  // Copies, which are here even if the originals have not been read yet.
+  auto sizes = u.tensor(x.sizes.index).clone();
+  auto strides = u.tensor(x.strides.index).clone();
+  auto offsets = u.tensor(x.offsets.index).clone();
+  if (elements.dim() != 1)
+    u.fail("a nested tensor whose memory is no row of elements");
+  check_nested(u, elements.numel(), sizes, strides, offsets);
+  return at::_nested_view_from_buffer(elements, sizes, strides, offsets);
+}
+
+} // namespace
+
 value pack<at::Tensor>::put(packer& p, const at::Tensor& x) {
   if (!x.defined())
     return value::undefined();
+  if (x.is_nested())
+    return put_nested(p, x);
   // Refused here and not when it is sent: only here its place is known.
   if (auto why = refusal_of(x); !why.empty())
     p.refuse(why);
@@ -83,6 +155,8 @@ value pack<at::Tensor>::put(packer& p, const at::Tensor& x) {
 at::Tensor pack<at::Tensor>::get(unpacker& u, const value& x) {
   if (x.kind() == value_kind::undefined)
     return {};
+  if (auto* nested = x.get_if<nested_tensor>())
+    return get_nested(u, *nested);
   return u.tensor(as<tensor_index>(u, x, "tensor").index);
 }
 
@@ -359,6 +433,7 @@ c10::IValue pack<c10::IValue>::get(unpacker& u, const value& x) {
       return std::get<std::string>(x.data);
     case value_kind::tensor:
     case value_kind::undefined:
+    case value_kind::nested:
       return pack<at::Tensor>::get(u, x);
     case value_kind::list:
       return get_list(u, std::get<list_value>(x.data));

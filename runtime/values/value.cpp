@@ -25,6 +25,7 @@ static_assert(stands_at<value_kind::tuple, tuple_value>);
 static_assert(stands_at<value_kind::dict, dict_value>);
 static_assert(stands_at<value_kind::device, device_ref>);
 static_assert(stands_at<value_kind::dtype, dtype_value>);
+static_assert(stands_at<value_kind::nested, nested_tensor>);
 
 struct same_bits {
   const value& other;
@@ -110,6 +111,8 @@ const char* to_string(value_kind x) noexcept {
       return "device";
     case value_kind::dtype:
       return "dtype";
+    case value_kind::nested:
+      return "nested tensor";
   }
   return "unknown kind";
 }

@@ -33,6 +33,16 @@ struct undefined_tensor {
   bool operator==(const undefined_tensor&) const = default;
 };
 
+/// A nested tensor: the rows of `sizes` and `strides` [n, d] and `offsets` [n]
+/// tell where in `elements` each of its n tensors is.
+struct nested_tensor {
+  tensor_index elements;
+  tensor_index sizes;
+  tensor_index strides;
+  tensor_index offsets;
+  bool operator==(const nested_tensor&) const = default;
+};
+
 /// An element type, as the tensor library numbers it.
 struct dtype_value {
   uint8_t code = 0;
@@ -72,6 +82,7 @@ enum class value_kind : uint8_t {
   dict,
   device,
   dtype,
+  nested,
 };
 
 /// The single type of arguments and results between ranks: a tree that
@@ -81,7 +92,7 @@ struct value {
   using variant_type = std::variant<
     std::monostate, bool, int64_t, double, std::complex<double>, std::string,
     tensor_index, undefined_tensor, list_value, tuple_value, dict_value,
-    device_ref, dtype_value>;
+    device_ref, dtype_value, nested_tensor>;
 
   variant_type data;
 
@@ -148,6 +159,10 @@ struct value {
     return {variant_type{tensor_index{index}}};
   }
 
+  static value of(const nested_tensor& x) {
+    return {variant_type{x}};
+  }
+
   static value undefined() {
     return {variant_type{undefined_tensor{}}};
   }
@@ -169,6 +184,11 @@ template <class Value, class F>
 void for_each_tensor(Value& x, F&& f) {
   if (auto ptr = x.template get_if<tensor_index>()) {
     f(*ptr);
+  } else if (auto ptr = x.template get_if<nested_tensor>()) {
+    f(ptr->elements);
+    f(ptr->sizes);
+    f(ptr->strides);
+    f(ptr->offsets);
   } else if (auto ptr = x.template get_if<list_value>()) {
     for (auto& item : ptr->items)
       for_each_tensor(item, f);

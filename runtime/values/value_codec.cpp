@@ -79,6 +79,11 @@ public:
     out_.u8(x.code);
   }
 
+  void operator()(const nested_tensor& x) {
+    for (auto part : {x.elements, x.sizes, x.strides, x.offsets})
+      out_.u32(part.index);
+  }
+
 private:
   void put_items(const std::vector<value>& xs) {
     open(xs.size());
@@ -141,6 +146,13 @@ public:
         return value::of(in_.get<device_ref>("device"));
       case value_kind::dtype:
         return value::of(dtype_value{in_.u8("dtype")});
+      case value_kind::nested: {
+        nested_tensor result;
+        for (auto* part : {&result.elements, &result.sizes, &result.strides,
+                           &result.offsets})
+          part->index = in_.u32("tensor index");
+        return value::of(result);
+      }
     }
     in_.fail("value kind", "unknown kind " + std::to_string(kind));
   }

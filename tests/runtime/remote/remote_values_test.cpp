@@ -73,6 +73,15 @@ struct sparse_result_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(sparse_result, sparse_result_impl);
 
+/// Writes into a nested tensor. @returns the number of tensors in it
+struct writer_impl : torch::nn::Module {
+  int64_t forward(Tensor x) {
+    x.mul_(2);
+    return x.size(0);
+  }
+};
+TORCH_MODULE_IMPL(writer, writer_impl);
+
 struct values_impl : torch::nn::Module {
   values_impl() {
     partition_scope on_rank_1{1};
@@ -82,6 +91,8 @@ struct values_impl : torch::nn::Module {
     keep = submodule<keeper>(std::make_shared<hooked<keeper_impl>>());
     bad = submodule<sparse_result>(
       std::make_shared<hooked<sparse_result_impl>>());
+    write = submodule<writer>(std::make_shared<hooked<writer_impl>>());
+    register_module("write", write);
     register_module("all", all);
     register_module("copy", copy);
     register_module("observe", observe);
@@ -94,6 +105,7 @@ struct values_impl : torch::nn::Module {
   submodule<observer> observe = nullptr;
   submodule<keeper> keep = nullptr;
   submodule<sparse_result> bad = nullptr;
+  submodule<writer> write = nullptr;
   torch::nn::Sequential list{torch::nn::Linear(2, 2)};
 };
 TORCH_MODULE_IMPL(values, values_impl);
@@ -240,6 +252,44 @@ TEST_CASE("tensors of every dtype and form cross ranks and come back",
     }
   });
   CHECK(failures == std::vector<std::string>{});
+}
+
+// Those that torch.nn's encoder makes of a padded batch in evaluation.
+TEST_CASE("nested tensors without a gradient cross ranks and come back",
+          "[runtime][values]") {
+  auto failures = with_values([](values_impl& m, auto& failures) {
+    auto rows = std::vector{torch::arange(6.0).view({2, 3}),
+                            torch::arange(12.0).view({4, 3})};
+    auto check = [&](const char* name, const Tensor& x) {
+      // The first call waits; a later one might go on with a promise.
+      for (int i = 0; i < 3; ++i) {
+        auto y = m.copy(std::vector{x}).at(0);
+        auto same = y.is_nested() && y.size(0) == x.size(0);
+        auto xs = x.unbind();
+        auto ys = same ? y.unbind() : xs;
+        for (size_t k = 0; k < xs.size(); ++k)
+          same = same && torch::equal(xs[k], ys[k]);
+        if (!same)
+          failures.push_back(name);
+      }
+    };
+    torch::NoGradGuard no_grad;
+    auto x = at::_nested_tensor_from_tensor_list(rows);
+    check("rows", x);
+    check("transposed", x.transpose(1, 2));
+    check("none", at::_nested_tensor_from_tensor_list(
+                    {torch::ones({0, 3}), torch::ones({2, 3})}));
+    if (m.write(x) != 2 || x.unbind()[1][3][2].item<double>() != 22)
+      failures.push_back("written in place");
+  });
+  CHECK(failures == std::vector<std::string>{});
+  CHECK_THAT(refusal_of([&](values_impl& m) {
+               auto x = at::_nested_tensor_from_tensor_list(
+                 {torch::ones({2, 3}), torch::ones({1, 3})});
+               m.copy(std::vector{x.requires_grad_(true)});
+             }),
+             ContainsSubstring("call of 'copy': argument 0, item 0: a nested "
+                               "tensor that requires grad"));
 }
 
 TEST_CASE("a tensor that occurs twice in a message arrives as one",

@@ -350,6 +350,40 @@ TEST_CASE("TorchScript values survive with their types, empty lists too") {
   }
 }
 
+TEST_CASE("a nested tensor that reaches beyond its memory is refused") {
+  auto read = [](at::Tensor elements, at::Tensor sizes, at::Tensor strides,
+                 at::Tensor offsets) {
+    unpacker u{{elements, sizes, strides, offsets}};
+    return get_value<at::Tensor>(u,
+                                 value::of(nested_tensor{{0}, {1}, {2}, {3}}));
+  };
+  auto six = at::arange(6.0);
+  auto number = [](std::initializer_list<int64_t> xs) {
+    return at::tensor(at::ArrayRef<int64_t>{xs}, at::kLong);
+  };
+  auto sizes = number({1, 2, 2, 2}).view({2, 2});
+  auto strides = number({2, 1, 2, 1}).view({2, 2});
+  auto offsets = number({0, 2});
+  CHECK(at::equal(read(six, sizes, strides, offsets).unbind()[1],
+                  six.narrow(0, 2, 4).view({2, 2})));
+  auto huge = number({1, 2, int64_t{1} << 62, int64_t{1} << 62}).view({2, 2});
+  for (auto& parts : std::vector<std::array<at::Tensor, 4>>{
+         {six.narrow(0, 0, 5), sizes, strides, offsets},
+         {six, sizes, strides, number({0, 3})},
+         {six, sizes, strides, number({-1, 2})},
+         {six, -sizes, strides, offsets},
+         {six, sizes, -strides, offsets},
+         {six, huge, strides, offsets},
+         {six, huge, huge, offsets},
+         {six, sizes, strides, number({0})},
+         {six, sizes, strides.view({4, 1}), offsets},
+         {six, sizes.view({4}), strides.view({4}), offsets},
+         {six, sizes.to(at::kInt), strides, offsets},
+         {six.view({2, 3}), sizes, strides, offsets}})
+    CHECK_THROWS_WITH(read(parts[0], parts[1], parts[2], parts[3]),
+                      ContainsSubstring("value: a nested tensor "));
+}
+
 TEST_CASE("TorchScript values that cannot be sent are refused by name") {
   packer p;
   auto named = c10::TupleType::createNamed(

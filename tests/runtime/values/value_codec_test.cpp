@@ -57,6 +57,7 @@ value everything() {
     value::of(device_ref{1, -1}),
     value::of(device_ref{0, 127}),
     value::of(dtype_value{15}),
+    value::of(nested_tensor{{0}, {1}, {0xffffffff}, {3}}),
   });
 }
 
@@ -233,8 +234,8 @@ TEST_CASE("values nest 64 deep and no deeper, written and read") {
 }
 
 TEST_CASE("an unknown kind and an impossible bool are refused") {
-  CHECK_THROWS_MATCHES(decode(bytes_of({13})), error,
-                       Message("value kind at byte 1: unknown kind 13"));
+  CHECK_THROWS_MATCHES(decode(bytes_of({14})), error,
+                       Message("value kind at byte 1: unknown kind 14"));
   CHECK_THROWS_MATCHES(decode(bytes_of({1, 2})), error,
                        Message("bool at byte 1: neither 0 nor 1"));
 }
