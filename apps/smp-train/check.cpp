@@ -35,6 +35,9 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
     // Ranks may have room for what is too large for this process.
     if (!plan.failure.empty() && !is_out_of_memory(plan.failure))
       try_first_microbatch(x);
+    if (!plan.evaluation.empty())
+      fail_on_microbatch(x, "held-out microbatch, in evaluation mode",
+                         plan.evaluation);
   });
   if (result.empty())
     attempt([&] { predict_schedule(begins); });

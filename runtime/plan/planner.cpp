@@ -19,6 +19,7 @@
 #include "runtime/train/trainer.hpp"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <fmt/format.h>
@@ -146,11 +147,16 @@ std::vector<memory_need> needs_of(const walked_model& model,
   return result;
 }
 
+void fail_on_microbatch(const train_config& x, const std::string& which,
+                        const std::string& why) {
+  throw error{error_code::user_code,
+              fmt::format("{} fails on the first {}: {}", name_of_model(x),
+                          which, why.substr(0, why.find('\n')))};
+}
+
 void try_first_microbatch(const train_config& x) {
   auto fail = [&x](const std::string& why) {
-    throw error{error_code::user_code,
-                fmt::format("{} fails on the first microbatch: {}",
-                            name_of_model(x), why.substr(0, why.find('\n')))};
+    fail_on_microbatch(x, "microbatch", why);
   };
   auto whole = make_trainable(x);
   auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
@@ -313,6 +319,32 @@ bool has_room(const lone_decision& run, const train_config& x) {
               >= x.smp.pipeline_parallel_degree;
 }
 
+/// @returns why the first held-out microbatch fails in evaluation mode: code
+/// that no training step runs. Empty: it does not, or cannot be tried here
+std::string failed_evaluation(lone_decision& run, const train_config& x) {
+  std::string result;
+  auto n = replicas_of(x);
+  auto data = make_data(x, n);
+  if (x.train.eval_steps == 0 || !data->has_held_out()
+      || !why_not_measured(run, x).empty())
+    return result;
+  run.whole.train(false);
+  // In a trace, so that parameters, buffers and streams stay what they are.
+  run.state.trace(first_stream(run.of), [&] {
+    at::NoGradGuard no_grad;
+    try {
+      run.whole.loss(split(data->held_out_batch(0, x.train.eval_steps, {0, n}),
+                           x.smp.microbatches, 0, 0));
+    } catch (const c10::Error& e) {
+      result = e.what_without_backtrace();
+    } catch (const std::exception& e) {
+      result = e.what();
+    }
+  });
+  run.whole.train(true);
+  return result;
+}
+
 } // namespace
 
 activation_need activations_of(lone_decision& run, const train_config& x) {
@@ -401,7 +433,7 @@ printed_plan plan_model(const train_config& x, bool all) {
     result = {
       decision.text(all) + needs_text(needs, activations_of(run, x), x),
       plan_json(decision.model, decision.plan, decision.sharing.remarks),
-      decision.trace_failure};
+      decision.trace_failure, failed_evaluation(run, x)};
   });
   return result;
 }

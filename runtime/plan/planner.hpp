@@ -24,6 +24,9 @@ struct printed_plan {
   /// Why the trace did not finish; empty if it did or none ran. Gradients are
   /// off in a trace, so a run may get further.
   std::string failure = {};
+  /// Why the first held-out microbatch fails in evaluation mode; empty if it
+  /// does not, or could not be tried.
+  std::string evaluation = {};
 };
 
 /// Partitions the tree in a file (docs/partition.md).
@@ -74,6 +77,12 @@ activation_need activations_at_start(lone_decision& run, const train_config& x);
 std::string needs_text(const std::vector<memory_need>& xs,
                        const activation_need& activations,
                        const train_config& x);
+
+/// @param which microbatch
+/// @throws error (user_code)
+[[noreturn]] void fail_on_microbatch(const train_config& x,
+                                     const std::string& which,
+                                     const std::string& why);
 
 /// Computes the loss of the first microbatch in this process alone.
 /// @throws error (user_code) if that fails

@@ -151,6 +151,8 @@ std::string to_json(const verify_summary& x) {
     {"fell_back", x.fell_back},
     {"ranks", x.ranks},
     {"requests", x.requests},
+    {"shared", x.shared},
+    {"replicas", x.replicas},
     {"microbatches", x.microbatches},
     {"modules", x.modules},
     {"calls", x.calls},
@@ -195,7 +197,11 @@ std::string to_text(const verify_summary& x) {
     result += "; bit for bit";
   if (x.ranks == 1)
     result += "; one rank: nothing was split, and nothing of it compared";
-  else if (x.requests == 0)
+  else if (x.requests == 0 && x.shared == 0 && x.replicas > 1)
+    result += "; but no module runs on another rank than its caller: of what "
+              "crosses ranks only the replicas' averages were compared "
+              "(--split places modules on all ranks of a pipeline)";
+  else if (x.requests == 0 && x.shared == 0)
     result += "; but no module runs on another rank than its caller: nothing "
               "that crosses ranks was compared (--split places modules on all "
               "of them)";

@@ -73,6 +73,8 @@ struct verify_summary {
   uint64_t recorded = 0, replayed = 0, fell_back = 0;
   uint64_t ranks = 0;
   uint64_t requests = 0;     // that ranks sent to each other
+  uint64_t shared = 0;       // modules that ranks share
+  uint64_t replicas = 1;     // that average gradients
   uint64_t microbatches = 0; // per step
   uint64_t modules = 0;      // whose calls were seen
   uint64_t calls = 0;

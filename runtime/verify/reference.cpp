@@ -266,6 +266,27 @@ step_evidence reference_run::run(const moment& x) {
   return result;
 }
 
+double reference_run::evaluate(const moment& x) {
+  apart here;
+  at::NoGradGuard no_grad;
+  auto& s = *state_;
+  auto& m = *s.model;
+  m.model->train(false);
+  auto whole = s.data->held_out_batch(0, 1, {x.data_rank, x.replicas});
+  const auto n = s.config.smp.microbatches;
+  double sum = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    m.numbers.start(microbatch_seed(s.config.smp.seed, x.drawn, x.data_rank, i),
+                    nullptr);
+    call_observer::set_current(&m.numbers);
+    sum += m.model->loss(part_of(whole, i, n)).item<double>();
+    call_observer::set_current(nullptr);
+    m.numbers.finish();
+  }
+  m.model->train(true);
+  return sum / static_cast<double>(n);
+}
+
 void reference_run::update(const moment& x,
                            const std::map<std::string, at::Tensor>& gradients,
                            step_evidence& result) {

@@ -48,6 +48,10 @@ public:
   /// @throws error (internal) if the graph contains a node of smp
   step_evidence run(const moment& x);
 
+  /// @returns the loss of the first held-out batch in evaluation mode, the mean
+  /// over microbatches
+  double evaluate(const moment& x);
+
   /// Clips and applies `gradients`, those of the pipeline, so that the
   /// optimizer is compared separately (R35).
   void update(const moment& x,

@@ -572,6 +572,20 @@ private:
 
 } // namespace
 
+void compare_held_out(uint64_t step, double pipeline, double reference,
+                      const tolerance& allowed, verify_summary& result) {
+  auto bound = allowed.bound(std::abs(reference));
+  auto off = std::abs(pipeline - reference);
+  if (off <= bound || (std::isnan(pipeline) && std::isnan(reference)))
+    return;
+  finding f;
+  f.kind = finding_kind::loss;
+  f.step = step;
+  f.what = "loss of the held-out data, in evaluation mode";
+  f.values = {"", number_text(pipeline), number_text(reference), off, bound};
+  result.add(std::move(f));
+}
+
 void compare_step(const step_comparison_input& x, verify_summary& result) {
   comparer{x, result}.run();
 }

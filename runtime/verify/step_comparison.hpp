@@ -65,4 +65,8 @@ struct step_comparison_input {
 /// it, not at enclosing calls that also return it.
 void compare_step(const step_comparison_input& x, verify_summary& result);
 
+/// The same for the loss of the held-out data after a step.
+void compare_held_out(uint64_t step, double pipeline, double reference,
+                      const tolerance& allowed, verify_summary& result);
+
 } // namespace smp

@@ -89,6 +89,7 @@ public:
       barrier();
     }
     summary_.ranks = s.size();
+    summary_.replicas = dp_size();
     summary_.microbatches = config.smp.microbatches;
   }
 
@@ -114,6 +115,9 @@ public:
   void on_model(distributed_model_base& model,
                 distributed_optimizer& optimizer) override {
     model_ = &model;
+    summary_.shared = 0;
+    each_in_shared(
+      [&](uint32_t shared, uint32_t x) { summary_.shared += shared == x; });
     for (auto& t : model.state().model().tensors)
       if (!t.is_attribute)
         names_.push_back({t.names, t.is_buffer});
@@ -124,8 +128,10 @@ public:
 
   void before_step(uint64_t step) override {
     // The first step partitions the model and calls `on_model`.
-    if (model_)
+    if (model_) {
       before_ = std::move(after_);
+      rank_.observe(&logger_);
+    }
     // A run that replays once keeps replaying.
     auto replays = summary_.replayed + summary_.fell_back;
     summary_.complete = step == options_.steps
@@ -141,6 +147,7 @@ public:
 
   void on_step(const step_metrics& x) override {
     after_ = by_name(model_->state_dict());
+    rank_.observe(nullptr); // of an evaluation, only the loss is compared
     auto log = gather_log();
     auto reference = run_reference(x);
     if (reference) {
@@ -157,6 +164,9 @@ public:
   }
 
   void on_evaluation(uint64_t step, double loss) override {
+    // The averages, with which the pipeline evaluated, are not kept here.
+    if (!config_.optimizer.ema_decay)
+      compare_evaluation(step, loss);
     next_.on_evaluation(step, loss);
   }
 
@@ -166,22 +176,48 @@ private:
   }
 
   /// Ranks that are threads share the generator, and take turns.
-  std::optional<step_evidence> run_reference(const step_metrics& x) {
-    std::optional<step_evidence> result;
+  /// @returns the result of `f` where there is a reference
+  template <class F>
+  auto run_apart(F f) {
+    std::optional<decltype(f())> result;
     auto threads = config_.transport.type == "loopback";
     for (uint64_t turn = 0; turn < (threads ? dp_size() : 1); ++turn) {
-      if (reference_ && (!threads || turn == dp_rank())) {
-        // The weights that ranks read from the file are compared, too.
-        if (std::exchange(reads_weights_, false))
-          reference_->begin_from(config_.train.init_from, names_);
-        else
-          reference_->load(before_);
-        result = reference_->run(moment_of(x));
-      }
+      if (reference_ && (!threads || turn == dp_rank()))
+        result = f();
       if (threads)
         barrier();
     }
     return result;
+  }
+
+  std::optional<step_evidence> run_reference(const step_metrics& x) {
+    return run_apart([&] {
+      // The weights that ranks read from the file are compared, too.
+      if (std::exchange(reads_weights_, false))
+        reference_->begin_from(config_.train.init_from, names_);
+      else
+        reference_->load(before_);
+      return reference_->run(moment_of(x));
+    });
+  }
+
+  /// Evaluation mode is code of its own, such as the fast path of torch.nn's
+  /// encoder.
+  void compare_evaluation(uint64_t step, double loss) {
+    auto mine = run_apart([&] {
+      reference_->load(after_);
+      return reference_->evaluate(moment_of({.step = step}));
+    });
+    if (mine) {
+      auto group = replicas();
+      auto sum = rank_.exchange().all_reduce_sum(group, "smp.verify.evaluation",
+                                                 {*mine});
+      auto reference = sum.front() / static_cast<double>(group.size());
+      if (rank_.self() == group.front())
+        compare_held_out(step, loss, reference, allowed(), summary_);
+      told_ = summary_.findings.size();
+    }
+    share_differences();
   }
 
   void compare(const step_metrics& x, observed_step log,
@@ -477,7 +513,9 @@ verify_summary verify(session& s, const train_config& config,
                       const verify_options& options, const train_job& job) {
   auto changed = config;
   changed.train.steps = std::max(config.train.steps, options.steps);
-  changed.train.eval_interval = 0;
+  // The last step ends the run without an evaluation.
+  changed.train.eval_interval = std::clamp<uint64_t>(options.steps - 1, 1, 2);
+  changed.train.eval_steps = std::min<uint64_t>(config.train.eval_steps, 1);
   changed.train.save_model = false;
   auto full_job = complete(job, changed, data_size());
   if (options.split)

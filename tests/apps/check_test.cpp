@@ -101,6 +101,12 @@ TEST_CASE_METHOD(check_dir, "The check refuses what training would refuse",
           "no such luck",
           "model.name = \"net\" of " + library
             + " fails on the first microbatch: no such luck\n"},
+         {{"--model.options.fault=evaluated", "--data.held_out=0.5",
+           "--data.batch_size=2"},
+          "no such luck",
+          "model.name = \"net\" of " + library
+            + " fails on the first held-out microbatch, in evaluation mode: no "
+              "such luck\n"},
          // A trace, without gradients, fails; a run does not.
          {{"--model.options.fault=traced"}, ""},
          {{"--smp.auto_partition=false", "--smp.default_partition=1"}, ""},

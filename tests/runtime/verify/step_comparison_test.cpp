@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/types.h>
 
+#include <limits>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -330,4 +331,20 @@ TEST_CASE("A finding about a name that is no UTF-8 is written, too",
   auto json = nlohmann::json::parse(to_json(all));
   CHECK(json["first"]["module"] == "caf\xef\xbf\xbd");
   CHECK(json["differences"] == 1);
+}
+
+TEST_CASE("A loss of the held-out data beyond its bound is a finding",
+          "[runtime][verify]") {
+  verify_summary result;
+  compare_held_out(2, 1.0, 1.0 + 9e-6, {}, result);
+  auto nan = std::numeric_limits<double>::quiet_NaN();
+  compare_held_out(2, nan, nan, {}, result);
+  CHECK(result.equal());
+  compare_held_out(2, 1.0, nan, {}, result);
+  compare_held_out(2, 1.0, 1.0 + 2e-5, {}, result);
+  REQUIRE(result.differences == 2);
+  CHECK_THAT(to_text(result.findings[1]),
+             ContainsSubstring("step 2")
+               && ContainsSubstring("loss of the held-out data, in evaluation "
+                                    "mode: 1 instead of 1.00002"));
 }

@@ -279,7 +279,9 @@ TEST_CASE("Models that tensor-parallel ranks share equal one process",
     x.config.ranks = x.config.smp.pipeline_parallel_degree * tensor * replicas;
     INFO(x.name << ", " << tensor << " share, " << replicas << " replicas");
     auto summary = test::run_case(x, 5);
-    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 5 steps"));
+    // What ranks share crosses them, whatever else does.
+    CHECK_THAT(to_text(summary), Catch::Matchers::StartsWith("equal: 5 steps")
+                                   && !ContainsSubstring("crosses ranks"));
   };
   for (uint64_t ranks : {1, 2}) {
     auto x = test::gpt_case(ranks, "interleaved", 2);
