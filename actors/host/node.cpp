@@ -218,6 +218,7 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
       z.what = impl_->board->describe(y.module, y.microbatch, y.what);
       z.waits_for = y.why;
       z.from = y.from;
+      z.of_later_step = y.later;
       x.activities.push_back(std::move(z));
     }
     x.complete = true;

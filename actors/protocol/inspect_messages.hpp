@@ -71,7 +71,8 @@ template <class Inspector>
 bool inspect(Inspector& f, activity& x) {
   return f.object(x).fields(
     f.field("who", x.who), f.field("executes", x.executes),
-    f.field("ends_step", x.ends_step), f.field("what", x.what),
+    f.field("ends_step", x.ends_step),
+    f.field("of_later_step", x.of_later_step), f.field("what", x.what),
     f.field("serves", x.serves), f.field("waits_for", x.waits_for),
     f.field("from", x.from), f.field("asks", x.asks),
     f.field("seconds", x.seconds), f.field("brief", x.brief),

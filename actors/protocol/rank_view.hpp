@@ -25,6 +25,8 @@ struct activity {
   /// For the user's thread: its step runs on without it, or is ending; until
   /// the step is over, this thread calls no module.
   bool ends_step = false;
+  /// For a queued request: its rank has not begun the step that it belongs to.
+  bool of_later_step = false;
   /// "module b, microbatch 0, forward"; "schedule actor "x" owes an answer".
   std::string what;
   /// For a context or a queued request; number 0: none.

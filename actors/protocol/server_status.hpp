@@ -18,6 +18,7 @@ struct queued_request {
   phase what = phase::forward;
   std::string why;
   rank_id from = no_rank; // must supply what it waits for; no_rank: none
+  bool later = false;     // belongs to a step that has not begun here
 };
 
 struct server_status : server_counts {

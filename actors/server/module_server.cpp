@@ -302,11 +302,12 @@ server_status module_server_state::status() const {
   result.dropped = core->num_dropped();
   result.unknown = core->num_unknown();
   result.pending = core->num_pending();
-  core->each_queued([&](const request& x, const char* why, bool incomplete) {
-    result.queue.push_back(
-      {x.id, x.microbatch, x.module, x.what, why,
-       incomplete ? options.services->awaited_by(x) : no_rank});
-  });
+  core->each_queued(
+    [&](const request& x, const char* why, bool incomplete, bool later) {
+      result.queue.push_back(
+        {x.id, x.microbatch, x.module, x.what, why,
+         incomplete ? options.services->awaited_by(x) : no_rank, later});
+    });
   for (auto& [id, x] : contexts)
     result.contexts.push_back(x.actor);
   result.scheduler = scheduler;

@@ -165,8 +165,8 @@ public:
     return hold_ == hold::in_line;
   }
 
-  /// Calls `f(request, why, whether objects are missing)` for each request that
-  /// has no context yet.
+  /// Calls `f(request, why, whether objects are missing, whether its step has
+  /// not begun)` for each request that has no context yet.
   template <class F>
   void each_queued(F f) const {
     for (auto& x : ready_)
@@ -174,23 +174,23 @@ public:
         f(*y,
           hold_ == hold::none ? "waits for its place in the record"
                               : "waits for the execution token",
-          false);
+          false, false);
     for (auto& x : held_)
-      f(x.what, "waits for the turn of its microbatch", false);
+      f(x.what, "waits for the turn of its microbatch", false, false);
     for (auto& x : blocked_)
       f(x.what,
         x.incomplete ? "waits for its arguments"
                      : "waits for an earlier request of its caller",
-        x.incomplete);
+        x.incomplete, false);
     for (auto& x : later_)
       std::visit(
         [&](auto& y) {
           // A recorded request carries no more than its id.
           if constexpr (std::is_same_v<std::decay_t<decltype(y)>, request>)
-            f(y, "waits until this rank begins the step", false);
+            f(y, "waits until this rank begins the step", false, true);
           else
             f(request{y.id, {}, {}, {}, {}, {}, 0},
-              "waits until this rank begins the step", false);
+              "waits until this rank begins the step", false, true);
         },
         x);
   }

@@ -203,8 +203,29 @@ std::string wait_graph::missing(const node& x, rank_id other) const {
   return result;
 }
 
+/// Often a rank left out a call of the step, and then waits for the others
+/// somewhere else, so that the chain is a cycle.
+std::string wait_graph::missed_step(const chain& x) const {
+  for (auto i : x.nodes) {
+    auto& late = nodes_[i];
+    auto caller = views_.find(late.what.serves.origin);
+    auto view = views_.find(late.rank);
+    if (late.what.of_later_step && caller != views_.end()
+        && view != views_.end())
+      return fmt::format(
+        "rank {} is in step {}, but rank {} made {} and waits "
+        "elsewhere: every rank has to call each step",
+        caller->first.value, caller->second.step.value, late.rank.value,
+        view->second.step.value);
+  }
+  return {};
+}
+
 std::string wait_graph::last_words(const chain& x) const {
   auto& last = nodes_[x.nodes.back()];
+  if (x.how == end::cycle)
+    if (auto missed = missed_step(x); !missed.empty())
+      return missed;
   switch (x.how) {
     case end::silent:
       return fmt::format("rank {} has not answered for {} (stopped?)",

@@ -79,6 +79,7 @@ private:
   const traffic* between(rank_id from, rank_id to) const;
   std::string describe(const node& x) const;
   std::string last_words(const chain& x) const;
+  std::string missed_step(const chain& x) const;
   std::string missing(const node& x, rank_id other) const;
 
   std::vector<node> nodes_;

@@ -314,6 +314,8 @@ collective_operation::missing() const {
     return result;
   };
   auto text = call_.describe();
+  if (!call_.place.empty())
+    text += " in " + call_.place;
   if (auto xs = absent(); !xs.empty())
     return {text + " (not joined by " + text_of(xs) + ')', xs.front()};
   std::vector<rank_id> owing;

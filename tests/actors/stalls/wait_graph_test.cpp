@@ -138,6 +138,27 @@ TEST_CASE("requests that wait for arguments lead to who has to send them",
   }
 }
 
+TEST_CASE("a rank that left out a step is told so, and not of a cycle",
+          "[actors][stalls]") {
+  auto first = caller();
+  first.step = step_id{8};
+  first.activities.push_back(main_waits("the end of step 8", 0));
+  activity in_line;
+  in_line.who = kind::queued;
+  in_line.what = "module encoder.block.5, microbatch 2, forward";
+  in_line.serves = {rank_id{0}, 5};
+  in_line.waits_for = "waits until this rank begins the step";
+  in_line.of_later_step = true;
+  auto second = rank(1, {main_waits("exchange \"norm\"", 0), in_line});
+  second.step = step_id{7};
+  auto x = explain({first, second});
+  CHECK(x.how == end::cycle);
+  CHECK_THAT(x.text,
+             Catch::Matchers::EndsWith(
+               "; rank 0 is in step 8, but rank 1 made 7 and waits elsewhere: "
+               "every rank has to call each step"));
+}
+
 TEST_CASE("a request that nobody knows was lost", "[actors][stalls]") {
   auto peers_0 = std::vector<traffic>{{rank_id{1}, 9, 3, 0}};
   auto peers_1 = std::vector<traffic>{{rank_id{0}, 4, 9, 0}};

@@ -274,6 +274,25 @@ TEST_CASE("ranks that do not meet in the same collective are a cycle",
                 "rank 0");
 }
 
+TEST_CASE("a rank that leaves out a step is told how many the others made",
+          "[runtime][stalls]") {
+  two_ranks x;
+  auto end = x.run([](session& s, distributed_model<caller>& model) {
+    auto train_step = step([&](Tensor t) {
+      auto loss = model(t).sum();
+      model.backward(loss);
+      return loss;
+    });
+    train_step(torch::ones({2, 3}));
+    if (s.rank() == 0)
+      train_step(torch::ones({2, 3}));
+    clip_grad_norm_(model, 1.0);
+  });
+  check_stalled(end,
+                "rank 0 is in step 2, but rank 1 made 1 and waits "
+                "elsewhere: every rank has to call each step");
+}
+
 TEST_CASE("a rank that computes between steps lets the others wait",
           "[runtime][stalls]") {
   two_ranks x;
@@ -467,8 +486,8 @@ TEST_CASE("a peer that does not come to a shared module is named and ended",
   auto backward = what.ends_with("backward");
   CHECK_THAT(x.report,
              ContainsSubstring("waits for all")
-               && ContainsSubstring("of ranks 0, 1 (not joined by rank 1) from "
-                                    "rank 1 for ")
+               && ContainsSubstring("of ranks 0, 1 in fc (not joined by rank "
+                                    "1) from rank 1 for ")
                && ContainsSubstring(
                  fmt::format("; rank 1 executes the step body, microbatch 0, "
                              "{} for ",

@@ -179,15 +179,20 @@ TEST_CASE("a lost rank fails all its collectives by name, and only those",
 TEST_CASE("whoever waits is told who is not there and who owes data",
           "[transport][collectives]") {
   collective_world w{"loopback", 3, {}, stepped(1)};
-  auto x = w.at(1).start(call_of(w, collective_kind::allreduce, 5));
+  auto in_module = call_of(w, collective_kind::allreduce, 5);
+  in_module.place = "net.wte";
+  auto x = w.at(1).start(in_module);
   auto why = x.why.now();
   CHECK(why.what
-        == "allreduce \"x\" of ranks 0, 1, 2 (not joined by rank 0, rank 2)");
+        == "allreduce \"x\" of ranks 0, 1, 2 in net.wte (not joined by rank 0, "
+           "rank 2)");
   CHECK(why.from == rank_id{0});
   auto y = w.at(0).start(call_of(w, collective_kind::allreduce, 5));
   w.network.run();
   why = x.why.now();
-  CHECK(why.what == "allreduce \"x\" of ranks 0, 1, 2 (not joined by rank 2)");
+  CHECK(
+    why.what
+    == "allreduce \"x\" of ranks 0, 1, 2 in net.wte (not joined by rank 2)");
   CHECK(why.from == rank_id{2});
   // The first segments of a large one are on their way, the rest is not asked
   // for.
