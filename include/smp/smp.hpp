@@ -6,6 +6,8 @@
 #include "runtime/base/random_stream.hpp"
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/checkpoint/load_state_dict.hpp"
+#include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/checkpoint/saved_model.hpp"
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/launch/init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"

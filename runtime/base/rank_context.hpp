@@ -54,7 +54,7 @@ struct model_context {
   const script_code* script = nullptr;
 };
 
-/// Counters of the running step.
+/// Counters of the running step, and of the session.
 struct step_counters {
   std::atomic<uint64_t> step = 0; // the current or last one
   /// The user's step: a step that is run again gets another `step`, but draws
@@ -66,6 +66,10 @@ struct step_counters {
   std::atomic<uint64_t> waits = 0;
   /// Errors of LibTorch in backward phases.
   std::atomic<uint64_t> failed_graphs = 0;
+  /// Since the session began: calls of `model.backward`, on pp_rank 0, and of
+  /// `distributed_optimizer::step`.
+  std::atomic<uint64_t> backwards = 0;
+  std::atomic<uint64_t> updates = 0;
 };
 
 class rank_context : public std::enable_shared_from_this<rank_context> {

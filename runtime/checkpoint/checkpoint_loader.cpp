@@ -381,16 +381,7 @@ void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
     return read(*saved, is_count ? nullptr : slice,
                 is_count ? nullptr : part->where, 0, part->values);
   };
-  named_tensors state;
-  for (auto& field : state_fields(x.inner()))
-    if (auto y = read_field(field.name); y.defined())
-      state.emplace_back(field.name, y);
-  set_state(x.inner(), part->values, state);
-  // Without master weights, the run updated the parameters themselves.
-  if (auto y = part->is_master ? read_field(master_field) : at::Tensor{};
-      y.defined())
-    x.load_master(*part, y);
-  x.load_average(*part, read_field(average_field));
+  set_fields(x, *part, read_field);
 }
 
 void checkpoint_loader::load_options(

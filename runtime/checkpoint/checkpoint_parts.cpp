@@ -85,17 +85,47 @@ void with_weights(const std::vector<distributed_optimizer*>& optimizers,
   swap();
 }
 
+named_tensors fields_of(const distributed_optimizer& x,
+                        const distributed_optimizer::known_part& part) {
+  auto result = state_of(x.inner(), part.values);
+  if (part.is_master)
+    result.emplace_back(master_field, part.values);
+  if (part.average.defined())
+    result.emplace_back(average_field, part.average);
+  return result;
+}
+
+void set_fields(distributed_optimizer& x,
+                const distributed_optimizer::known_part& part,
+                const std::function<at::Tensor(const std::string&)>& field) {
+  named_tensors state;
+  for (auto& known : state_fields(x.inner()))
+    if (auto y = field(known.name); y.defined())
+      state.emplace_back(known.name, y);
+  set_state(x.inner(), part.values, state);
+  // Without master weights, the run updated the parameters themselves.
+  if (auto y = part.is_master ? field(master_field) : at::Tensor{}; y.defined())
+    x.load_master(part, y);
+  x.load_average(part, field(average_field));
+}
+
 namespace {
 
 /// Collects what this rank writes.
 class collector {
 public:
-  collector(const distributed_model_base& model,
-            const std::vector<distributed_optimizer*>& optimizers)
-    : map_(model.state().map()),
+  collector(const model_map& map,
+            std::vector<const distributed_optimizer*> optimizers)
+    : map_(map),
       rank_(session::current().internals()),
-      optimizers_(optimizers) {
+      optimizers_(std::move(optimizers)) {
     // nop
+  }
+
+  std::vector<held_tensor> states() {
+    for (uint32_t i = 0; i < map_.model().tensors.size(); ++i)
+      add_states(i);
+    return std::move(result_);
   }
 
   std::vector<held_tensor> run() {
@@ -132,12 +162,19 @@ private:
                          .name = x.names.front(),
                          .value = x.tensor,
                          .slice = slice});
-    for (size_t k = 0; k < optimizers_.size(); ++k)
-      add_state(k, x, slice);
+    add_states(i);
   }
 
-  void add_state(size_t number, const walked_tensor& x,
-                 const tensor_slice* slice) {
+  void add_states(uint32_t i) {
+    auto& x = map_.model().tensors[i];
+    if (!map_.owned(i) || x.is_buffer || x.is_attribute || !x.tensor.defined())
+      return;
+    for (size_t k = 0; k < optimizers_.size(); ++k)
+      add_state(k, i, map_.slice(i));
+  }
+
+  void add_state(size_t number, uint32_t i, const tensor_slice* slice) {
+    auto& x = map_.model().tensors[i];
     auto& optimizer = *optimizers_[number];
     auto part = optimizer.part_of(x.tensor, slice);
     if (!part || (!part->alone && position(comm_group::rdp) > 0))
@@ -146,25 +183,21 @@ private:
     // For counts, which are not sliced.
     auto is_peer = slice != nullptr || !part->alone;
     auto only_one = part->first && (!is_peer || position(comm_group::tp) == 0);
-    auto fields = state_of(optimizer.inner(), part->values);
-    if (part->is_master)
-      fields.emplace_back(master_field, part->values);
-    if (part->average.defined())
-      fields.emplace_back(average_field, part->average);
-    for (auto& [field, y] : fields) {
+    for (auto& [field, y] : fields_of(optimizer, *part)) {
       auto of_part = held && y.dim() > 0 && y.sizes() == part->values.sizes();
       if (of_part ? held->length > 0 : only_one)
         result_.push_back({.role = tensor_role::optimizer,
                            .name = state_name(number, field, x.names.front()),
                            .value = y,
                            .slice = of_part ? slice : nullptr,
-                           .rows = of_part ? part->where : nullptr});
+                           .rows = of_part ? part->where : nullptr,
+                           .state_of = {i, field}});
     }
   }
 
   const model_map& map_;
   const rank_context& rank_;
-  const std::vector<distributed_optimizer*>& optimizers_;
+  const std::vector<const distributed_optimizer*> optimizers_;
   std::vector<held_tensor> result_;
 };
 
@@ -173,7 +206,13 @@ private:
 std::vector<held_tensor>
 held_tensors(const distributed_model_base& model,
              const std::vector<distributed_optimizer*>& optimizers) {
-  return collector{model, optimizers}.run();
+  return collector{model.state().map(), {optimizers.begin(), optimizers.end()}}
+    .run();
+}
+
+std::vector<held_tensor> held_states(const model_map& map,
+                                     const distributed_optimizer& optimizer) {
+  return collector{map, {&optimizer}}.states();
 }
 
 std::vector<group_member>

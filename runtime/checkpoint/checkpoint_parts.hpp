@@ -4,6 +4,7 @@
 
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/session/distributed_model.hpp"
+#include "runtime/session/distributed_optimizer.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -11,11 +12,12 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace smp {
 
-class distributed_optimizer;
+class model_map;
 struct tensor_slice;
 
 /// A tensor that this rank writes, or a part of it.
@@ -26,6 +28,9 @@ struct held_tensor {
   const tensor_slice* slice = nullptr; // null: the whole
   const tensor_slice* rows = nullptr;  // of the slice; null: all
   uint64_t replica = 0;
+  /// Of an optimizer: the parameter, as position in the model's tensors, and
+  /// the field.
+  std::pair<uint32_t, std::string> state_of = {};
 };
 
 /// A rectangular part of a tensor.
@@ -69,6 +74,16 @@ inline constexpr const char* master_field = "master";
 /// Likewise: the average of a parameter's weights.
 inline constexpr const char* average_field = "average";
 
+/// @returns the fields of the state of a part of a parameter, sharing memory
+named_tensors fields_of(const distributed_optimizer& x,
+                        const distributed_optimizer::known_part& part);
+
+/// Sets all of them. @param field returns the new value of one, in the shape
+/// of the part, or an undefined tensor
+void set_fields(distributed_optimizer& x,
+                const distributed_optimizer::known_part& part,
+                const std::function<at::Tensor(const std::string&)>& field);
+
 /// Names the default generator of a rank.
 std::string random_name(uint64_t rank);
 
@@ -88,6 +103,10 @@ void with_weights(const std::vector<distributed_optimizer*>& optimizers,
 std::vector<held_tensor>
 held_tensors(const distributed_model_base& model,
              const std::vector<distributed_optimizer*>& optimizers);
+
+/// The same for the state of one optimizer only.
+std::vector<held_tensor> held_states(const model_map& map,
+                                     const distributed_optimizer& optimizer);
 
 /// @returns the parameters of `model` in the groups of the optimizers, as far
 /// as this rank holds them

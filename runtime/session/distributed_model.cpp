@@ -101,6 +101,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
                       : at::full(x.sizes(), scale, x.options()));
     roots.push_back(ag::impl::gradient_edge(x));
   }
+  ++rank_->counters().backwards;
   if (ex->needs_grant())
     await_grant(*ex);
   fence(*ex); // a second backward needs the shapes, too
@@ -127,6 +128,16 @@ distributed_model_base::no_sync_scope::~no_sync_scope() {
 
 void distributed_model_base::register_comm_hook(comm_hook x) {
   state_->replication().hook = x;
+  state_->replication().own_hook = {};
+}
+
+void distributed_model_base::register_comm_hook(bucket_hook x) {
+  if (rank_->config().shard_gradients)
+    throw error{error_code::unsupported,
+                "register_comm_hook with a function of your own, but "
+                "smp.shard_gradients = true sends gradients to the replica "
+                "that updates their rows: leave one of them out"};
+  state_->replication().own_hook = std::move(x);
 }
 
 // -- partition ----------------------------------------------------------------

@@ -89,6 +89,11 @@ public:
   /// ranks must make the same choice.
   void register_comm_hook(comm_hook x);
 
+  /// The same with a function of your own.
+  /// @throws error (unsupported) with `smp.shard_gradients`, where no replica
+  /// has the whole mean
+  void register_comm_hook(bucket_hook x);
+
   // -- partition --------------------------------------------------------------
 
   /// Partitions now instead of at the first step. Module costs are then

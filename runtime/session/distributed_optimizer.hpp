@@ -65,7 +65,7 @@ public:
   /// Drops the gradients of the parameters that this rank owns.
   void zero_grad();
 
-  torch::optim::Optimizer& inner() noexcept {
+  torch::optim::Optimizer& inner() const noexcept {
     return optimizer_;
   }
 
@@ -77,6 +77,29 @@ public:
 
   /// True while the parameters hold the averages.
   bool is_averaged() const noexcept;
+
+  // -- its state (paper, section 3.2.3) ---------------------------------------
+  // Tensors called "PARAMETER/FIELD": "wte.weight/exp_avg", "wte.weight/step";
+  // the fields of LibTorch's optimizer, and "master" and "average" where it
+  // keeps float32 weights or averages. Options, such as learning rates, are not
+  // part of it. Defined in runtime/checkpoint/optimizer_state_dict.cpp.
+
+  /// @returns copies of the state of all parameters, whole, in the order of the
+  /// model, the same on all ranks. Collective over the world
+  /// @throws error (unsupported) before the partition, or for an optimizer
+  /// whose state is unknown
+  named_tensors state_dict() const;
+
+  /// @returns copies of what this rank has: of a parameter that ranks share, or
+  /// whose state replicas share, its part
+  named_tensors local_state_dict() const;
+
+  /// Takes over what belongs to this rank from the whole state or from its own
+  /// local one; the state of a parameter that is not in it begins anew. Not
+  /// collective.
+  /// @throws error (config) naming all that is unknown, missing or of another
+  /// shape, before anything is changed; else as `state_dict`
+  void load_state_dict(const named_tensors& xs);
 
   /// The factor by which the next backward multiplies its loss.
   double loss_scale() const;

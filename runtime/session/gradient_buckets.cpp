@@ -12,6 +12,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -285,6 +287,8 @@ void gradient_buckets::send(bucket& x) {
     note_bytes();
     return;
   }
+  if (plan_.own_hook)
+    return; // `finish` calls it
   if (hook != comm_hook::allreduce)
     x.compressed = x.memory.to(
       hook == comm_hook::fp16_compress ? at::kHalf : at::kBFloat16);
@@ -431,8 +435,29 @@ void gradient_buckets::finish_begun(const gradient_report& all) {
     x->parameter.mutable_grad().add_(mean.get());
 }
 
+/// @throws error (user_code) if the program's hook returns something else
+at::Tensor gradient_buckets::mean_by_hook(const at::Tensor& x,
+                                          const comm_group& over) const {
+  auto result = plan_.own_hook(x.flatten().clone(), over);
+  if (!result.defined() || result.numel() != x.numel()
+      || result.scalar_type() != x.scalar_type())
+    throw error{
+      error_code::user_code,
+      fmt::format("the comm hook of the program got {} {} and has to "
+                  "return as many, but returned {}",
+                  x.numel(), c10::toString(x.scalar_type()),
+                  !result.defined()
+                    ? "nothing"
+                    : fmt::format("{} {}", result.numel(),
+                                  c10::toString(result.scalar_type())))};
+  return result.view(x.sizes());
+}
+
 void gradient_buckets::finish(bucket& x, const gradient_report& all) {
-  x.done.get();
+  if (plan_.own_hook)
+    x.memory.copy_(mean_by_hook(x.memory, x.over));
+  else
+    x.done.get();
   if (x.compressed.defined())
     x.memory.copy_(std::exchange(x.compressed, {}));
   for (auto* e : x.entries) {
@@ -466,7 +491,10 @@ void gradient_buckets::average_apart(const std::vector<entry*>& xs) {
     auto& gradient = x->parameter.grad();
     auto own = gradient.defined() ? dense(gradient).clone()
                                   : at::zeros_like(x->parameter);
-    under_way.emplace_back(x, start_alone(own.contiguous(), *x));
+    if (plan_.own_hook)
+      x->parameter.mutable_grad() = mean_by_hook(own.contiguous(), x->over);
+    else
+      under_way.emplace_back(x, start_alone(own.contiguous(), *x));
   }
   for (auto& [x, mean] : under_way) {
     auto& gradient = x->parameter.mutable_grad();

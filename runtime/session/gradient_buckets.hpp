@@ -47,6 +47,7 @@ public:
     uint64_t kind = 0;
     uint64_t microbatches = 1; // 0: others have samples, this replica has none
     comm_hook hook = comm_hook::allreduce;
+    bucket_hook own_hook = {};
   };
 
   /// Records the current gradients.
@@ -182,6 +183,7 @@ private:
   static tensor_future start_mean(const at::Tensor& x, const comm_group& over,
                                   const std::string& name);
   static tensor_future start_alone(const at::Tensor& x, const entry& of);
+  at::Tensor mean_by_hook(const at::Tensor& x, const comm_group& over) const;
 
   const rank_context& rank_;
   std::vector<std::unique_ptr<entry>> entries_; // by position

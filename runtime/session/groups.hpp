@@ -5,7 +5,8 @@
 // travel without these.
 
 #include "partition/rank_layout.hpp"
-#include "transport/bytes.hpp"
+#include "runtime/values/tensor_bytes.hpp"
+#include "transport/container_bytes.hpp"
 
 #include <cstdint>
 #include <string>
@@ -50,12 +51,12 @@ void dp_barrier();
 void mp_barrier();
 
 // -- values -------------------------------------------------------------------
-// Numbers, strings, vectors, pairs, optionals, variants of them, and structs
-// with an `inspect`. A wait fails if the other rank dies or if nothing can make
-// progress any more, and the error names what was waited for; a wait for a rank
-// that is computing is reported after `stall_timeout` (R7). All throw error
-// (config) for a rank that does not exist, and (protocol) if the other rank
-// sent a value of another type.
+// Numbers, strings, tensors, vectors, sets, maps, pairs, tuples, optionals and
+// variants of them, and structs with an `inspect`. A wait fails if the other
+// rank dies or if nothing can make progress any more, and the error names what
+// was waited for; a wait for a rank that is computing is reported after
+// `stall_timeout` (R7). All throw error (config) for a rank that does not
+// exist, and (protocol) if the other rank sent a value of another type.
 
 namespace detail {
 

@@ -63,9 +63,12 @@ void replicas::begin_step(model_state& model, const step_call& x) const {
   fnv_hash kind;
   kind.add(x.signature);
   kind.add(x.microbatches);
-  auto early = rank_.config().overlapping_allreduce && averages(model);
+  auto& own_hook = model.replication().own_hook;
+  // A function of the program runs when all replicas are there.
+  auto early = rank_.config().overlapping_allreduce && averages(model)
+               && !own_hook;
   buckets->begin_step(
-    {early, kind.get(), x.microbatches, model.replication().hook});
+    {early, kind.get(), x.microbatches, model.replication().hook, own_hook});
 }
 
 namespace {

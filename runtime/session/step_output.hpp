@@ -2,6 +2,7 @@
 
 #include "runtime/session/step_result.hpp"
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -101,17 +103,71 @@ struct combine<std::vector<T>> {
   }
 };
 
+template <class T, size_t N>
+struct combine<std::array<T, N>> {
+  template <class F>
+  static auto apply(const std::vector<std::array<T, N>>& xs, const F& f) {
+    std::array<combined<T, F>, N> result;
+    for (size_t i = 0; i < N; ++i) {
+      std::vector<T> column;
+      for (auto& x : xs)
+        column.push_back(x[i]);
+      result[i] = combine<T>::apply(column, f);
+    }
+    return result;
+  }
+};
+
+/// @param result receives, for each key of the first one, what all combine to
+template <class Map, class Result, class F>
+void combine_maps(const std::vector<Map>& xs, Result& result, const F& f) {
+  using type = typename Map::mapped_type;
+  for (auto& [key, first] : xs.front()) {
+    std::vector<type> column;
+    for (auto& x : xs)
+      column.push_back(x.at(key));
+    result.emplace(key, combine<type>::apply(column, f));
+  }
+}
+
 template <class K, class T>
 struct combine<std::map<K, T>> {
   template <class F>
   static auto apply(const std::vector<std::map<K, T>>& xs, const F& f) {
     std::map<K, combined<T, F>> result;
-    for (auto& [key, first] : xs.front()) {
-      std::vector<T> column;
-      for (auto& x : xs)
-        column.push_back(x.at(key));
-      result.emplace(key, combine<T>::apply(column, f));
-    }
+    combine_maps(xs, result, f);
+    return result;
+  }
+};
+
+template <class K, class T>
+struct combine<std::unordered_map<K, T>> {
+  template <class F>
+  static auto apply(const std::vector<std::unordered_map<K, T>>& xs,
+                    const F& f) {
+    std::unordered_map<K, combined<T, F>> result;
+    combine_maps(xs, result, f);
+    return result;
+  }
+};
+
+/// @throws error (user_code) telling that only some microbatches have a value
+[[noreturn]] void refuse_to_combine();
+
+/// A value if all microbatches have one, nothing if none has.
+template <class T>
+struct combine<std::optional<T>> {
+  template <class F>
+  static auto apply(const std::vector<std::optional<T>>& xs, const F& f) {
+    std::optional<combined<T, F>> result;
+    std::vector<T> column;
+    for (auto& x : xs)
+      if (x)
+        column.push_back(*x);
+    if (column.size() == xs.size())
+      result = combine<T>::apply(column, f);
+    else if (!column.empty())
+      refuse_to_combine();
     return result;
   }
 };
@@ -159,8 +215,8 @@ struct combine<std::pair<A, B>> {
 
 /// The results of a step's microbatches, the same on every rank of the pipeline
 /// group. T is the result of the step body: a tensor or a number, or tuples,
-/// pairs, vectors and string maps of these. Detached from the graph, unless
-/// `step_options::detach_outputs` is false.
+/// pairs, vectors, arrays, maps, unordered maps and optionals of these.
+/// Detached from the graph, unless `step_options::detach_outputs` is false.
 ///
 /// The combining functions return a T, with each number converted as the
 /// function says.

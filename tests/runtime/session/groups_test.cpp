@@ -61,12 +61,37 @@ TEST_CASE("values go round a ring of ranks", "[runtime][groups]") {
          rank_type::pp);
     send("a literal", next);
     send(std::vector<std::pair<int, bool>>{{-3, true}}, next, rank_type::mp);
+    using named = std::map<std::string, torch::Tensor>;
+    using row = std::tuple<int, std::string, torch::Tensor>;
+    send(named{{"x", torch::full({2}, 7)}, {"none", {}}}, next);
+    send(row{3, "w", torch::ones({1, 2}).t()}, next);
+    send(torch::arange(3), next);
+    send(std::unordered_map<int, double>{{1, 0.5}, {2, 0.25}}, next);
     auto x = recv_from<sample>(before, rank_type::pp);
     // The same rank by another name: in the order in which it sent.
     require(recv_from<std::string>(before) == "a literal", "the literal");
     require(recv_from<std::vector<std::pair<int, bool>>>(before)
               == std::vector<std::pair<int, bool>>{{-3, true}},
             "the vector");
+    auto got_map = recv_from<named>(before);
+    require(got_map.size() == 2 && !got_map.at("none").defined()
+              && torch::equal(got_map.at("x"), torch::full({2}, 7)),
+            "the map of tensors");
+    auto [number, text, column] = recv_from<row>(before);
+    require(number == 3 && text == "w"
+              && torch::equal(column, torch::ones({2, 1})),
+            "the tuple");
+    require(torch::equal(recv_from<torch::Tensor>(before), torch::arange(3)),
+            "the tensor");
+    require(recv_from<std::unordered_map<int, double>>(before).at(2) == 0.25,
+            "the unordered map");
+    auto all = allgather(std::tuple{rank(), torch::full({1}, int64_t(rank()))});
+    require(std::get<1>(all.at(2)).item<int64_t>() == 2, "tuples of all");
+    require(broadcast(named{{"y", torch::full({1}, int64_t(rank()))}})
+                .at("y")
+                .item<int64_t>()
+              == 0,
+            "the first one's map");
     return x;
   });
   for (uint64_t i = 0; i < 4; ++i) {

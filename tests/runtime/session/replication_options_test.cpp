@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <numeric>
@@ -312,6 +313,37 @@ TEST_CASE("a comm hook sends gradients in fewer digits",
     CHECK(notes[0] != exact[0]);
     CHECK(std::abs(notes[0][0] - 2.0 / 3) < digits);
   }
+}
+
+TEST_CASE("a comm hook may be a function of the program, over each bucket",
+          "[runtime][replicas]") {
+  auto with = [](const bucket_hook& hook, uint64_t steps) {
+    return notes_of(
+      replicated(), [&](auto& s, auto& model, auto& train_step, auto& note) {
+        model.register_comm_hook(hook);
+        for (uint64_t i = 0; i < steps; ++i) { // buckets are agreed upon in 1
+          model->zero_grad();
+          train_step(torch::full({2, 3}, s.rank() == 0 ? 1.0 / 3 : 1.0));
+        }
+        note();
+      });
+  };
+  std::atomic<int> calls = 0;
+  auto mean = [&](const at::Tensor& x, const comm_group& over) {
+    ++calls;
+    return allreduce(x.mul(2), over, reduce_op::mean, "my hook").div(2);
+  };
+  auto steps = GENERATE(1u, 3u);
+  auto notes = with(mean, steps);
+  CHECK(calls >= static_cast<int>(2 * steps));
+  CHECK(notes[0] == notes[1]);
+  CHECK(std::abs(notes[0][0] - 2.0 / 3) < 1e-6);
+  auto short_one = [](const at::Tensor& x, const comm_group&) {
+    return x.narrow(0, 0, 1);
+  };
+  CHECK_THAT(error_of([&] { with(short_one, 1); }),
+             Catch::Matchers::ContainsSubstring(
+               "has to return as many, but returned 1 "));
 }
 
 namespace {

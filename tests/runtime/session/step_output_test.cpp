@@ -3,8 +3,12 @@
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <array>
 #include <concepts>
 #include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
 
 // What a step returns, and in which form.
 
@@ -74,6 +78,38 @@ TEST_CASE("numbers that microbatches return combine as numbers",
                          torch::tensor({0.0, 0.5, 1.0, 1.5}, torch::kDouble)),
             "concat in a map");
     require(torch::equal(std::get<1>(out.stack()), ks), "stack");
+  });
+}
+
+TEST_CASE("arrays, unordered maps and optionals combine element by element",
+          "[runtime][step]") {
+  run_virtual_world(2, manual_world(2, 4), [](session&) {
+    distributed_model model{make_caller()};
+    auto evaluate = step([&](Tensor x) {
+      torch::NoGradGuard no_grad;
+      auto k = model(x).sum().item<double>() * 0 + x[0][0].item<double>();
+      std::unordered_map<std::string, Tensor> loss{{"a", torch::full({}, k)}};
+      std::optional<double> none;
+      std::optional<double> odd = k == 1 ? std::optional{k} : std::nullopt;
+      return std::tuple{std::array{k, 2 * k}, loss, std::optional{k}, none,
+                        odd};
+    });
+    auto out = evaluate(torch::arange(4.0).view({4, 1}).expand({4, 3}));
+    auto told = error_of([&] { out.reduce_mean(); });
+    require(told.find("only some microbatches returned a value") != told.npos,
+            told);
+    auto without_odd = step([&](Tensor x) {
+      torch::NoGradGuard no_grad;
+      auto k = model(x).sum().item<double>() * 0 + x[0][0].item<double>();
+      std::unordered_map<std::string, Tensor> loss{{"a", torch::full({}, k)}};
+      return std::tuple{std::array{k, 2 * k}, loss, std::optional{k},
+                        std::optional<double>{}};
+    });
+    auto result = without_odd(torch::arange(4.0).view({4, 1}).expand({4, 3}));
+    auto [pair, loss, some, none] = result.reduce_mean();
+    require(pair == std::array{1.5, 3.0}, "mean in an array");
+    require(loss.at("a").item<double>() == 1.5, "mean in an unordered map");
+    require(some == 1.5 && !none, "mean in an optional");
   });
 }
 
