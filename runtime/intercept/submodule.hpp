@@ -10,6 +10,7 @@
 // `fc->weight`, `register_module("fc", fc)` and `parameters()` stay as before.
 
 #include "runtime/intercept/call_scope.hpp"
+#include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/call_translation.hpp"
@@ -254,6 +255,8 @@ template <class Impl, class R, size_t... Is, class... Ts>
 R call_intercepted(call_scope& noted, Impl& self, std::index_sequence<Is...>,
                    Ts&&... xs) {
   using call = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
+  if (!noted.module())
+    note_outside_call(self);
   auto forward = [&]() -> R {
     return self.Impl::forward(std::forward<Ts>(xs)...);
   };

@@ -1,6 +1,8 @@
 #include "runtime/intercept/tracer.hpp"
 
 #include "runtime/base/copied_on_write.hpp"
+#include "runtime/base/print_stderr.hpp"
+#include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
@@ -15,6 +17,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <string_view>
 #include <unordered_map>
 
 namespace smp {
@@ -478,6 +481,30 @@ std::vector<at::Tensor> tracer::retry_on_gpu(
   result = to(std::move(result), at::kCPU);
   result_.modules[stack_.back().module.value].on_gpu = true;
   return result;
+}
+
+void tracer::note_outside_call(const torch::nn::Module& x) {
+  auto trained = [&](const at::Tensor& y) {
+    return y.defined() && y.requires_grad() && model_.find(y) < 0;
+  };
+  // "smp::hooked<x>" is an x to its user.
+  constexpr std::string_view prefix = "smp::hooked<";
+  auto type = x.name();
+  if (type.starts_with(prefix))
+    type = type.substr(prefix.size(), type.size() - prefix.size() - 1);
+  if (std::ranges::none_of(x.parameters(), trained)
+      || !outside_.insert(type).second)
+    return;
+  print_stderr(
+    "smp: the step calls a {} that is no part of the model, so smp "
+    "does not train its parameters: register_module, in the module "
+    "that has it, adds it\n",
+    type);
+}
+
+void note_outside_call(const torch::nn::Module& x) {
+  if (auto* trace = tracer::current())
+    trace->note_outside_call(x);
 }
 
 bool may_retry_on_gpu() {

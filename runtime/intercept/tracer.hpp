@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,6 +71,9 @@ public:
 
   /// @returns a copy of an input of the step: the body may change it.
   at::Tensor input(const at::Tensor& x) const;
+
+  /// See runtime/intercept/outside_call.hpp.
+  void note_outside_call(const torch::nn::Module& x);
 
   bool runs_on_gpu() const noexcept {
     return options_.gpu;
@@ -151,6 +155,7 @@ private:
   std::vector<double> seconds_; // of the current pass, by module
   uint64_t order_ = 0;
   bool unwinding_ = false;
+  std::set<std::string> outside_; // types
   std::unique_ptr<memory_meter> memory_;
   std::unique_ptr<result_tracker> tracker_;
   std::unique_ptr<saved_state> saved_;

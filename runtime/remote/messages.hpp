@@ -456,12 +456,15 @@ struct step_value {
   /// Names `tensors` by position.
   value result;
   remote_tensors tensors;
+  /// How often the optimizers of pp_rank 0 were called before.
+  uint64_t updates = 0;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, step_value& x) {
   return f.object(x).fields(f.field("result", x.result),
-                            f.field("tensors", x.tensors));
+                            f.field("tensors", x.tensors),
+                            f.field("updates", x.updates));
 }
 
 } // namespace smp

@@ -1,6 +1,7 @@
 #include "runtime/session/distributed_optimizer.hpp"
 
 #include "runtime/base/fault.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/session/current_rank.hpp"
 #include "runtime/session/fused_update.hpp"
@@ -159,6 +160,12 @@ void each_gradient(torch::optim::Optimizer& x, F f) {
         f(p.mutable_grad());
 }
 
+bool has_gradient(torch::optim::Optimizer& x) {
+  auto result = false;
+  each_gradient(x, [&](at::Tensor&) { result = true; });
+  return result;
+}
+
 /// @returns whether all gradients are finite
 bool unscale(torch::optim::Optimizer& x, double scale) {
   auto wrong = at::zeros({1}, at::kFloat);
@@ -205,6 +212,7 @@ struct distributed_optimizer::parts {
   }
 
   void partitioned();
+  void look_at_gradients(const rank_runtime& rank);
   void update() const;
   known_part known(known_part x) const;
 
@@ -214,6 +222,9 @@ struct distributed_optimizer::parts {
   master_weights masters;
   std::optional<weight_average> averages;
   bool averaged = false; // parameters are averages
+  uint64_t backwards_before = 0;
+  bool told_scaled = false;
+  bool told_none = false;
   std::shared_ptr<loss_scaler> scaler;
 };
 
@@ -276,6 +287,29 @@ double distributed_optimizer::loss_scale() const {
   return model ? model->loss_scale().value() : 1.0;
 }
 
+/// Says once what a program does that trains nothing, or not what it should.
+void distributed_optimizer::parts::look_at_gradients(const rank_runtime& rank) {
+  auto& model = *rank.state();
+  if (auto factor = model.watch().scaled(model.map());
+      factor && !std::exchange(told_scaled, true))
+    print_stderr(
+      "smp: the gradients of rank {} were multiplied by {:.4g} between the "
+      "step and optimizer.step(): torch's clip_grad_norm_ sees those of one "
+      "rank only, and so scales each rank differently; "
+      "smp::clip_grad_norm_(model, max_norm) sees all\n",
+      rank.self().value, *factor);
+  model.watch().forget();
+  auto backwards = rank.counters().backwards.load();
+  auto had = std::exchange(backwards_before, backwards) != backwards;
+  if (!had && rank.pp_rank() == 0 && !has_gradient(optimizer)
+      && !std::exchange(told_none, true))
+    print_stderr(
+      "smp: optimizer.step() on rank {} finds no gradient, so it "
+      "changes nothing: no step called model.backward(loss) since "
+      "the last one\n",
+      rank.self().value);
+}
+
 bool distributed_optimizer::step() {
   auto& rank = session::current().internals();
   rank.check_alive();
@@ -290,8 +324,14 @@ bool distributed_optimizer::step() {
                 "swap_averages() once more before it"};
   auto scaler = model->loss_scale().scaler();
   auto scale = model->loss_scale().value();
+  ++rank.counters().updates;
   parts_->shards.await_updates();
   parts_->shards.begin_update();
+  parts_->look_at_gradients(rank);
+  refuse_sparse_gradients(optimizer_, [&](const at::Tensor& x) {
+    auto found = model->model().find(parameter_of(x));
+    return model->map().tensor_name(static_cast<uint32_t>(found));
+  });
   parts_->masters.begin_update();
   auto dynamic = scaler && scaler->is_dynamic();
   auto finite = (scale == 1 && !dynamic) || unscale(optimizer_, scale);
@@ -387,6 +427,8 @@ void distributed_optimizer::load_average(const known_part& x,
 }
 
 void distributed_optimizer::zero_grad() {
+  if (auto& model = session::current().internals().state())
+    model->watch().forget();
   optimizer_.zero_grad();
   parts_->masters.zero_grad();
   parts_->shards.zero_grad();
@@ -411,6 +453,7 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
     sum *= 2;
   auto total = std::sqrt(sum) / model.state().loss_scale().value();
   auto factor = max_norm / (total + 1e-6);
+  model.state().watch().forget();
   // As torch does: never enlarge; NaN goes through and shows.
   if (!(factor >= 1.0))
     for (auto& x : grads)

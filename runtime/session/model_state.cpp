@@ -160,6 +160,12 @@ at::Tensor model_state::gradient(uint32_t tensor) const {
   return loss_scale_.divide(buckets_ ? buckets_->shards().whole(x) : x.grad());
 }
 
+void model_state::watch_gradients() {
+  if (rank_.layout().size(comm_group::mp) > 1
+      && rank_.counters().updates < gradient_watch::watched_updates)
+    watch_.note(map_);
+}
+
 // -- steps --------------------------------------------------------------------
 
 bool model_state::minds_changes() const {

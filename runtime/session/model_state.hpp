@@ -6,6 +6,7 @@
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/session/comm_hook.hpp"
+#include "runtime/session/gradient_watch.hpp"
 #include "runtime/session/kept_attributes.hpp"
 #include "runtime/session/kept_gradients.hpp"
 #include "runtime/session/loss_scaler.hpp"
@@ -164,6 +165,13 @@ public:
     return loss_scale_;
   }
 
+  gradient_watch& watch() noexcept {
+    return watch_;
+  }
+
+  /// Notes the gradients that a step left, if others may change them wrongly.
+  void watch_gradients();
+
   /// @param tensor owned by this rank
   /// @returns its gradient without the loss scale; if there is one, in float32
   /// or wider
@@ -239,6 +247,7 @@ private:
   std::unique_ptr<gradient_buckets> buckets_;
   std::unique_ptr<script_program> script_;
   model_loss_scale loss_scale_;
+  gradient_watch watch_;
   map_changes changes_{map_};
   model_context context_;
   bool ready_ = false; // partitioned, and its schedule fits

@@ -3,6 +3,7 @@
 #include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/model/native_modules.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/optimizer_state.hpp"
 #include "transport/bytes.hpp"
@@ -67,6 +68,40 @@ known_options(torch::optim::Optimizer& x,
   }
 }
 
+/// @returns why a group takes no sparse gradients: "AdamW takes none"; empty:
+/// it takes them
+std::string refusal_of_sparse(torch::optim::Optimizer& x,
+                              torch::optim::OptimizerOptions& group) {
+  auto options = known_options(x, group);
+  if (options.empty())
+    return {};
+  auto type = type_of(x);
+  if (type != "SGD" && type != "Adagrad")
+    return type + " takes none";
+  auto decay = std::ranges::find(options, "weight_decay",
+                                 &std::pair<std::string, double>::first);
+  return decay != options.end() && decay->second != 0
+           ? type + " takes none with a weight decay"
+           : std::string{};
+}
+
+std::string refuse_sparse(const std::string& parameter,
+                          const std::string& why) {
+  return fmt::format(
+    "parameter '{}' has sparse gradients, and {}: make its Embedding with "
+    "sparse = false, or use SGD or Adagrad without weight decay",
+    parameter, why);
+}
+
+bool is_of_sparse_embedding(const walked_model& model, uint32_t tensor) {
+  return std::ranges::any_of(model.tensors[tensor].modules, [&](auto module) {
+    if (model.modules[module].type.find("Embedding") == std::string::npos)
+      return false;
+    auto found = native_of(model, module);
+    return found && found->sparse;
+  });
+}
+
 optimizer_outline outline_of(torch::optim::Optimizer& x, const model_map& map) {
   optimizer_outline result;
   auto& groups = x.param_groups();
@@ -74,6 +109,7 @@ optimizer_outline outline_of(torch::optim::Optimizer& x, const model_map& map) {
     auto& outline = result.groups.emplace_back();
     outline.options = known_options(x, groups[g].options());
     auto& parameters = groups[g].params();
+    auto no_sparse = refusal_of_sparse(x, groups[g].options());
     for (size_t i = 0; i < parameters.size(); ++i) {
       auto found = map.model().find(parameters[i]);
       auto is_buffer = found >= 0
@@ -92,7 +128,13 @@ optimizer_outline outline_of(torch::optim::Optimizer& x, const model_map& map) {
             : "number " + std::to_string(i) + " of those that this rank owns");
         return result;
       }
-      outline.parameters.push_back(static_cast<uint32_t>(found));
+      auto tensor = static_cast<uint32_t>(found);
+      if (!no_sparse.empty() && parameters[i].requires_grad()
+          && is_of_sparse_embedding(map.model(), tensor)) {
+        result.wrong = refuse_sparse(map.tensor_name(tensor), no_sparse);
+        return result;
+      }
+      outline.parameters.push_back(tensor);
     }
   }
   return result;
@@ -143,6 +185,18 @@ void refuse_complex_parameters(const walked_model& model) {
         "value: torch::view_as_real), and use torch::view_as_complex of it in "
         "forward",
         x.names.front()));
+}
+
+void refuse_sparse_gradients(
+  torch::optim::Optimizer& x,
+  const std::function<std::string(const at::Tensor&)>& name_of) {
+  for (auto& group : x.param_groups())
+    for (auto& p : group.params()) {
+      if (!p.grad().defined() || !p.grad().is_sparse())
+        continue;
+      if (auto why = refusal_of_sparse(x, group.options()); !why.empty())
+        throw config_error(refuse_sparse(name_of(p), why));
+    }
 }
 
 void check_optimizer(const rank_context& rank, torch::optim::Optimizer& x,

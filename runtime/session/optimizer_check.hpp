@@ -1,5 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+
 namespace torch::optim {
 class Optimizer;
 } // namespace torch::optim
@@ -24,5 +29,15 @@ void refuse_complex_parameters(const walked_model& model);
 /// @throws error (config), the same on all ranks, naming group and parameter
 void check_optimizer(const rank_context& rank, torch::optim::Optimizer& x,
                      const model_map& map);
+
+/// An `Embedding` with `sparse` is found by `check_optimizer`; this finds any
+/// other sparse gradient, before the update: LibTorch's optimizers throw in the
+/// middle of it, without a parameter's name.
+/// @param name_of the parameter that a tensor in a group is, or is part of
+/// @throws error (config) naming a parameter whose gradient the optimizer does
+/// not take
+void refuse_sparse_gradients(
+  torch::optim::Optimizer& x,
+  const std::function<std::string(const at::Tensor&)>& name_of);
 
 } // namespace smp

@@ -2,6 +2,8 @@
 
 // How a batch becomes microbatches.
 
+#include "runtime/values/pack.hpp"
+
 #include <ATen/core/Tensor.h>
 
 #include <array>
@@ -11,6 +13,8 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 #include <variant>
@@ -32,17 +36,41 @@ concept sliceable = requires(const T& x) {
   {smp_slice(x, uint64_t{}, uint64_t{}, int64_t{})};
 };
 
+/// A value without samples of its own: a number, an enum, a pointer, a
+/// function.
+template <class T>
+concept without_samples = !std::is_class_v<T> || requires {
+  &T::operator();
+}
+|| requires {
+  &T::operator->;
+};
+
+/// A class that may hold samples in a way that smp cannot see.
+/// @throws error (config): whoever wrote it has to say
+[[noreturn]] void refuse_to_split(const std::type_info& type);
+
 /// Splits tensors, also inside the containers that modules accept
 /// (runtime/values/pack.hpp): vectors, arrays, maps, unordered maps, tuples,
-/// pairs, optionals and variants; any other value goes whole to every
-/// microbatch.
+/// pairs, optionals and variants. Any other value goes whole to every
+/// microbatch, if it has no tensors.
+/// @throws error (config) for a class that has, or may have
 template <class T>
 struct splitter {
   static T slice(const T& x, uint64_t n, uint64_t index, int64_t axis) {
-    if constexpr (sliceable<T>)
+    if constexpr (sliceable<T>) {
       return smp_slice(x, n, index, axis);
-    else
+    } else {
+      if constexpr (!without_samples<T> && !packable<T>)
+        refuse_to_split(typeid(T));
+      if constexpr (!without_samples<T> && packable<T>) {
+        packer p;
+        put_value(p, x);
+        if (!p.tensors().empty())
+          refuse_to_split(typeid(T));
+      }
       return x;
+    }
   }
 };
 

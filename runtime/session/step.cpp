@@ -17,6 +17,9 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/Type.h>
+
+#include <fmt/format.h>
 
 #include <numeric>
 #include <string_view>
@@ -48,6 +51,15 @@ at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
   if (auto* trace = tracer::current())
     return trace->input(part);
   return part;
+}
+
+void refuse_to_split(const std::type_info& type) {
+  throw config_error(fmt::format(
+    "smp does not know how to split a {} into microbatches: write "
+    "smp_slice(const {}&, uint64_t n, uint64_t index, int64_t axis) in its "
+    "namespace, or name the argument in step_options::non_split_inputs if "
+    "each microbatch is to get all of it",
+    c10::demangle(type.name()), c10::demangle(type.name())));
 }
 
 namespace detail {
@@ -85,6 +97,13 @@ double mean_of::operator()(const std::vector<int64_t>& xs) const {
 
 double mean_of::operator()(const std::vector<double>& xs) const {
   return sum_of{}(xs) / static_cast<double>(xs.size());
+}
+
+void refuse_to_combine() {
+  throw error{error_code::user_code,
+              "only some microbatches returned a value, so they have no mean, "
+              "sum or sequence: take them one by one from "
+              "step_output::outputs()"};
 }
 
 at::Tensor concat_of::operator()(const std::vector<at::Tensor>& xs) const {
@@ -249,6 +268,23 @@ void skip_step() {
   session::current().internals().skip_step();
 }
 
+namespace {
+
+/// A rank that leaves out `optimizer.step()` would keep its part of the model
+/// as it is, without a word.
+/// @param first number of updates on pp_rank 0
+void compare_updates(const rank_runtime& rank, uint64_t first) {
+  auto mine = rank.counters().updates.load();
+  if (mine != first)
+    throw config_error(fmt::format(
+      "rank {} called optimizer.step() {} times before step {}, rank {} {} "
+      "times: every rank of a pipeline calls each step, and each update",
+      rank.pipeline().front().value, first, rank.drawn_step(),
+      rank.self().value, mine));
+}
+
+} // namespace
+
 std::vector<std::shared_ptr<step_result>>
 run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
          bool detach) {
@@ -279,6 +315,7 @@ run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
   for (size_t i = 0; i < encoded.size(); ++i)
     result.push_back(std::make_shared<step_result>(
       rank.weak_from_this(), encoded[i], std::move(own[i])));
+  compare_updates(rank, result.front()->updates());
   return result;
 }
 

@@ -15,7 +15,7 @@ struct step_result::entry {
 
 payload encode_result(const rank_context& rank, const packer& tensors,
                       const value& x, std::vector<object_id>& held) {
-  step_value result{x, {}};
+  step_value result{x, {}, rank.counters().updates};
   auto& model = rank.model();
   auto ranks = rank.pipeline().size();
   for (auto& t : tensors.tensors()) {
@@ -42,9 +42,10 @@ std::vector<at::Tensor> materialised(const packer& tensors) {
 step_result::step_result(std::weak_ptr<const rank_context> rank,
                          const payload& x, std::vector<at::Tensor> own)
   : rank_(std::move(rank)) {
-  auto [result, tensors] = from_payload<step_value>(x, "result of a step");
-  value_ = std::move(result);
-  for (auto& where : tensors)
+  auto found = from_payload<step_value>(x, "result of a step");
+  value_ = std::move(found.result);
+  updates_ = found.updates;
+  for (auto& where : found.tensors)
     entries_.push_back({std::move(where), {}});
   for (size_t i = 0; i < own.size(); ++i)
     entries_[i].tensor = std::move(own[i]);

@@ -48,6 +48,11 @@ public:
     return get_value<T>(tensors, value_);
   }
 
+  /// How often the optimizers of pp_rank 0 were called before the step.
+  uint64_t updates() const noexcept {
+    return updates_;
+  }
+
 private:
   struct entry;
 
@@ -55,6 +60,7 @@ private:
 
   std::weak_ptr<const rank_context> rank_;
   value value_;
+  uint64_t updates_ = 0;
   std::vector<entry> entries_;
 };
 

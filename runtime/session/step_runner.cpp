@@ -2,13 +2,12 @@
 
 #include "actors/board/rank_board.hpp"
 #include "actors/host/node.hpp"
-#include "actors/replay/computed_order.hpp"
 #include "actors/replay/record_book.hpp"
 #include "actors/server/execution_token.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/base/fault.hpp"
-#include "runtime/base/fnv_hash.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/sequential.hpp"
@@ -117,6 +116,7 @@ void step_runner::skip_step(model_state* model) {
                 "before the first step"};
   stats_ = {};
   ++rank_.counters().drawn_step; // as in the other replicas
+  ++rank_.counters().backwards;
   const step_call nothing{.microbatches = 0};
   model->keep();
   replicas_.begin_step(*model, nothing);
@@ -162,6 +162,10 @@ failure step_runner::skipped_by_some(bool skips) const {
 void step_runner::take_back(model_state& model, const step_call& x,
                             const failure& why) {
   stats_.ran_again = why.describe();
+  // Otherwise nobody would learn of an exception that does not occur again.
+  if (rank_.self() == rank_id{0} && why.code == error_code::user_code)
+    print_stderr("smp: step {} ran again, because: {}\n", rank_.drawn_step(),
+                 stats_.ran_again);
   replicas_.take_back(model);
   model.take_back();
   model.keep();
@@ -176,8 +180,10 @@ void step_runner::end_step(model_state* model, const failure& why) {
   replicas_.end_step(model, why);
   if (model)
     model->forget_kept();
-  if (model && !why)
+  if (model && !why) {
     replicas_.compare_parameters(*model);
+    model->watch_gradients();
+  }
   if (!why && on_first_step_)
     std::exchange(on_first_step_, nullptr)();
 }
@@ -478,121 +484,6 @@ void step_runner::trace(model_state& model, const step_body& body) {
   model.trace(
     random_stream{seed_of(rank_, rank_.drawn_step() + 1, microbatch_id{0})},
     [&body] { body(0); });
-}
-
-// -- records (R33) ------------------------------------------------------------
-
-/// @returns how many first steps of a kind differ from later ones:
-/// TorchScript runs code once to profile it, forward and then backward; its
-/// optimised code then behaves differently (zeros instead of nothing).
-size_t step_runner::warm_up(const model_state* model, uint64_t microbatches) {
-  return model && model->script() ? (microbatches > 1 ? 1 : 2) : 0;
-}
-
-void step_runner::note_record(const model_state* model, uint64_t microbatches,
-                              double seconds, bool learnt) {
-  auto& records = rank_.records();
-  if (!records.active())
-    return;
-  auto note = records.note();
-  stats_.fell_back = !note.divergence.empty();
-  stats_.replayed = note.replayed && !stats_.fell_back;
-  if (rank_.pp_rank() == 0)
-    records.took(rank_.step(), seconds, learnt, warm_up(model, microbatches));
-}
-
-/// The key of the record that a step belongs to; on pp_rank 0.
-uint64_t step_runner::record_key(const model_state* model,
-                                 uint64_t microbatches,
-                                 uint64_t signature) const {
-  fnv_hash result;
-  result.add(signature);
-  result.add(microbatches);
-  for (auto x : to_payload(call_context::current()).bytes)
-    result.add(static_cast<uint64_t>(x));
-  if (model) {
-    result.add(model->trainability());
-    result.add(uint64_t{model->is_training()});
-  }
-  return result.get();
-}
-
-/// Pipelines that share modules replay the same step, or none does: otherwise
-/// each could make the others wait for calls that it makes at another place.
-void step_runner::agree_on_record() const {
-  auto peers = rank_.layout().members(comm_group::tp, rank_.self());
-  if (peers.size() == 1)
-    return;
-  auto& records = rank_.records();
-  std::vector<record_book::proposal> all;
-  for (auto& x : rank_.exchange().all_gather(peers, "smp.replayed_step",
-                                             to_payload(records.propose())))
-    all.push_back(from_payload<record_book::proposal>(x, "proposed record"));
-  records.agree(all);
-}
-
-namespace {
-
-/// @returns `likeness_of` an order, as one number; not 0
-uint64_t hash_of(const std::vector<uint64_t>& likeness) {
-  fnv_hash result;
-  for (auto x : likeness)
-    result.add(x);
-  return std::max<uint64_t>(result.get(), 1);
-}
-
-} // namespace
-
-/// Lets all ranks replay an order that does not depend on timing.
-/// @param learnt see `note_record`; then the next step is recorded as well
-void step_runner::compute_order(const model_state* model, uint64_t microbatches,
-                                bool learnt) {
-  auto& records = rank_.records();
-  auto note = records.note();
-  auto mine = *records.find(note.key, note.step);
-  std::vector<step_record> ranks;
-  auto ordered = false;
-  std::set<module_id> late;
-  auto& sequencer = rank_.sequencer();
-  auto seen = flow_of(mine, sequencer.used(), learnt);
-  seen.called_late = sequencer.called_late();
-  auto& pipeline = rank_.pipeline();
-  auto all = rank_.exchange().all_gather(pipeline, "smp.recorded_flow",
-                                         to_payload(seen));
-  for (size_t i = 0; i < all.size(); ++i) {
-    auto flow = from_payload<step_flow>(all[i], "flow", pipeline[i]);
-    ordered = ordered || flow.ordered;
-    learnt = learnt || flow.learnt;
-    late.merge(flow.called_late);
-    ranks.push_back(record_of(flow, pipeline[i], mine.microbatches));
-  }
-  sequencer.set_serial(late);
-  auto recorded = records.recorded_steps(note.key);
-  if (learnt
-      && recorded <= warm_up(model, microbatches) + record_book::max_learnt)
-    return;
-  // A user's schedule may decide differently when it is asked again.
-  auto order = agree(rank_, "smp.computed_order", [&] {
-    order_rules rules;
-    rules.forward_alone = ordered;
-    for (size_t i = 0; i < pipeline.size(); ++i)
-      rules.service.push_back(policies_.order(microbatches, i,
-                                              model ? model->gate().chunk_of(i)
-                                                    : std::vector<uint32_t>{}));
-    if (model)
-      rules.program = policies_.served(model->program());
-    auto policy = sequencer.serial() ? make_serial_schedule(microbatches)
-                                     : policies_.make_timeless(microbatches);
-    return smp::compute_order(ranks, pipeline, *policy, rules);
-  });
-  auto hash = hash_of(likeness_of(order, ranks, pipeline));
-  mine.order = std::move(order.served[rank_.pp_rank()]);
-  if (rank_.pp_rank() == 0)
-    mine.admission = std::move(order.admission);
-  // No execution waited while microbatches ran one after the other.
-  for (auto& x : mine.executions)
-    x.interrupted.assign(x.interrupted.size(), true);
-  records.choose(note.key, note.step, std::move(mine), hash);
 }
 
 } // namespace smp

@@ -1,8 +1,15 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/program.hpp"
+#include "tests/support/scratch_dir.hpp"
+#include "tests/support/stderr_to.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <torch/nn/functional/embedding.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
@@ -14,7 +21,8 @@
 #include <string>
 #include <vector>
 
-// Optimizers that cannot update the model (R60), and replicas that leave.
+// Optimizers that cannot update the model (R60), replicas that leave, and
+// mistakes of programs after which nothing, or not what should, is trained.
 
 using namespace smp;
 using namespace smp::test;
@@ -23,6 +31,8 @@ using Catch::Matchers::ContainsSubstring;
 namespace {
 
 using optimizer_ptr = std::unique_ptr<torch::optim::Optimizer>;
+
+using maker_of_any = std::function<optimizer_ptr(std::vector<Tensor>)>;
 
 struct grid {
   uint64_t pipeline = 1;
@@ -239,4 +249,213 @@ TEST_CASE("a replica that leaves before the others is named, and the way out",
                           ? "with skip(), all ranks that share modules together"
                           : "with skip() ("));
   }
+}
+
+// -- sparse gradients ---------------------------------------------------------
+
+namespace {
+
+struct sparse_words_impl : torch::nn::Module {
+  explicit sparse_words_impl(bool known)
+    : known_to_be_sparse(known),
+      words(torch::nn::EmbeddingOptions{5, 3}.sparse(known)) {
+    register_module("words", words);
+    {
+      partition_scope on_last{1};
+      head = submodule<torch::nn::Linear>(3, 1);
+    }
+    register_module("head", head);
+  }
+
+  Tensor forward(Tensor x) {
+    // Only the gradient shows that these are sparse.
+    auto y = known_to_be_sparse
+               ? words(x)
+               : torch::embedding(words->weight, x, -1, false, true);
+    return head(y);
+  }
+
+  bool known_to_be_sparse;
+  torch::nn::Embedding words;
+  submodule<torch::nn::Linear> head = nullptr;
+};
+TORCH_MODULE_IMPL(sparse_words, sparse_words_impl);
+
+/// Trains two steps, which has to change the words. @returns the error
+std::string trained_sparsely(bool known, const maker_of_any& make) {
+  return error_of([&] {
+    run_virtual_world(2, manual_world(), [&](session& s) {
+      distributed_model model{seeded([&] { return sparse_words{known}; })};
+      auto inner = make(model->parameters());
+      distributed_optimizer optimizer{*inner};
+      auto train_step = step([&](Tensor x) {
+        auto loss = model(x).square().sum();
+        model.backward(loss);
+        return loss;
+      });
+      auto before = model->words->weight.detach().clone();
+      for (int i = 0; i < 2; ++i) {
+        optimizer.zero_grad();
+        train_step(torch::tensor({1, 2}));
+        optimizer.step();
+      }
+      if (s.rank() == 0 && torch::equal(before[1], model->words->weight[1]))
+        throw std::runtime_error{"nothing was trained"};
+    });
+  });
+}
+
+} // namespace
+
+TEST_CASE(
+  "an optimizer that takes no sparse gradients is refused by the "
+  "parameter's name, and the advice leads to training",
+  "[runtime][optimizer]") {
+  using namespace torch::optim;
+  auto known = GENERATE(true, false);
+  CAPTURE(known);
+  auto adamw = [](std::vector<Tensor> xs) -> optimizer_ptr {
+    return std::make_unique<AdamW>(std::move(xs), 0.1);
+  };
+  CHECK_THAT(trained_sparsely(known, adamw),
+             ContainsSubstring("parameter 'words.weight' has sparse gradients, "
+                               "and AdamW takes none: make its Embedding with "
+                               "sparse = false"));
+  auto decaying = [](std::vector<Tensor> xs) -> optimizer_ptr {
+    return std::make_unique<SGD>(std::move(xs),
+                                 SGDOptions{0.1}.weight_decay(0.1));
+  };
+  CHECK_THAT(trained_sparsely(known, decaying),
+             ContainsSubstring("SGD takes none with a weight decay"));
+  auto plain = [](std::vector<Tensor> xs) { return sgd(std::move(xs)); };
+  CHECK(trained_sparsely(known, plain) == "no error");
+  auto adagrad = [](std::vector<Tensor> xs) -> optimizer_ptr {
+    return std::make_unique<Adagrad>(std::move(xs), 0.1);
+  };
+  CHECK(trained_sparsely(known, adagrad) == "no error");
+}
+
+// -- mistakes of programs -----------------------------------------------------
+
+namespace {
+
+enum class mistake { none, no_backward, one_rank_updates, torch_clips };
+
+struct told_of {
+  std::string on_stderr;
+  std::string error;
+};
+
+told_of told_of_mistake(mistake what) {
+  scratch_dir dir;
+  told_of result;
+  auto run = [&] {
+    run_virtual_world(2, manual_world(), [&](session& s) {
+      distributed_model model{seeded([] { return checked_net{}; })};
+      auto inner = sgd(model->parameters());
+      distributed_optimizer optimizer{*inner};
+      auto train_step = step([&](Tensor x) {
+        auto loss = model(x).square().sum();
+        if (what != mistake::no_backward)
+          model.backward(loss);
+        return loss;
+      });
+      for (int i = 0; i < 3; ++i) {
+        optimizer.zero_grad();
+        train_step(torch::ones({2, 3}));
+        if (what == mistake::torch_clips)
+          torch::nn::utils::clip_grad_norm_(model->parameters(), 0.01);
+        clip_grad_norm_(model, what == mistake::none ? 0.01 : 1e9);
+        if (what != mistake::one_rank_updates || s.rank() == 0)
+          optimizer.step();
+      }
+    });
+  };
+  {
+    stderr_to file{dir.path / "stderr"};
+    result.error = error_of(run);
+  }
+  result.on_stderr = content_of(dir.path / "stderr");
+  return result;
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t result = 0;
+  for (auto i = text.find(part); i != text.npos; i = text.find(part, i + 1))
+    ++result;
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("mistakes after which nothing is trained are told once",
+          "[runtime][optimizer]") {
+  auto nothing = told_of_mistake(mistake::none);
+  CHECK(nothing.on_stderr.empty());
+  CHECK(nothing.error == "no error");
+
+  auto no_backward = told_of_mistake(mistake::no_backward);
+  CHECK(count_of(no_backward.on_stderr,
+                 "optimizer.step() on rank 0 finds no gradient, so it changes "
+                 "nothing: no step called model.backward(loss)")
+        == 1);
+  CHECK(no_backward.error == "no error");
+
+  auto one_rank = told_of_mistake(mistake::one_rank_updates);
+  CHECK_THAT(one_rank.error,
+             ContainsSubstring("rank 0 called optimizer.step() 1 times before "
+                               "step 2, rank 1 0 times"));
+
+  auto clipped = told_of_mistake(mistake::torch_clips);
+  CHECK(count_of(clipped.on_stderr,
+                 "torch's clip_grad_norm_ sees those of one "
+                 "rank only")
+        == 2); // once per rank
+  CHECK(clipped.error == "no error");
+}
+
+namespace {
+
+/// Calls two modules, of which it registers one.
+struct forgetful_impl : torch::nn::Module {
+  forgetful_impl() {
+    register_module("known", known);
+  }
+
+  Tensor forward(Tensor x) {
+    return known(forgotten(x));
+  }
+
+  submodule<torch::nn::Linear> known{3, 3};
+  submodule<torch::nn::Linear> forgotten{3, 3};
+};
+TORCH_MODULE_IMPL(forgetful, forgetful_impl);
+
+} // namespace
+
+TEST_CASE("a module that is called but not registered is told once",
+          "[runtime][optimizer]") {
+  scratch_dir dir;
+  {
+    stderr_to file{dir.path / "stderr"};
+    auto world = manual_world();
+    world.config.auto_partition = true;
+    run_virtual_world(2, world, [&](session&) {
+      distributed_model model{seeded([] { return forgetful{}; })};
+      auto train_step = step([&](Tensor x) {
+        auto loss = model(x).square().sum();
+        model.backward(loss);
+        return loss;
+      });
+      for (int i = 0; i < 2; ++i)
+        train_step(torch::ones({2, 3}));
+    });
+  }
+  auto told = content_of(dir.path / "stderr");
+  CAPTURE(told);
+  CHECK(count_of(told,
+                 "the step calls a torch::nn::LinearImpl that is no part "
+                 "of the model, so smp does not train its parameters: "
+                 "register_module")
+        == 1);
 }

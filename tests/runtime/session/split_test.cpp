@@ -6,7 +6,9 @@
 #include <torch/types.h>
 
 #include <array>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -62,6 +64,11 @@ ragged smp_slice(const ragged& x, uint64_t n, uint64_t index, int64_t axis) {
     result.begins.push_back(x.begins[static_cast<size_t>(i)] - begin);
   return result;
 }
+
+/// Samples in a class that smp does not know.
+struct unsplit {
+  Tensor x;
+};
 
 } // namespace user
 
@@ -143,6 +150,26 @@ TEST_CASE("a type of the user's own says how it is split, in containers too",
   auto last = split(whole, 2, 1, 0).at("x").at(0);
   CHECK(torch::equal(last.words, torch::arange(4.0, 10.0, torch::kDouble)));
   CHECK(last.begins == std::vector<int64_t>{0, 0});
+}
+
+TEST_CASE("a struct that may hold samples needs a word of its author",
+          "[runtime][step]") {
+  auto alone = error_of([] { second(user::unsplit{column()}); });
+  auto in_list = error_of([] { second(std::vector{user::unsplit{column()}}); });
+  for (auto& told : {alone, in_list}) {
+    CHECK_THAT(told, ContainsSubstring("does not know how to split a "));
+    CHECK_THAT(told, ContainsSubstring("user::unsplit into microbatches: write "
+                                       "smp_slice(const "));
+    CHECK_THAT(told, ContainsSubstring("step_options::non_split_inputs"));
+  }
+  // These have none.
+  auto number = std::make_shared<int>(7);
+  CHECK(second(number) == number);
+  CHECK(second(std::string{"whole"}) == "whole");
+  CHECK(second([] { return 7; })() == 7);
+  CHECK(second(std::function<int()>{[] { return 8; }})() == 8);
+  CHECK(second(c10::Device{c10::kCPU}).is_cpu());
+  CHECK(second(c10::Scalar{3}).toInt() == 3);
 }
 
 TEST_CASE("what cannot be split is refused", "[runtime][step]") {

@@ -1,0 +1,13 @@
+#pragma once
+
+namespace torch::nn {
+class Module;
+} // namespace torch::nn
+
+namespace smp {
+
+/// During a trace, says once per type that a module is called that is no part
+/// of the model, so that nothing trains its parameters.
+void note_outside_call(const torch::nn::Module& x);
+
+} // namespace smp
