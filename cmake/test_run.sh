@@ -187,6 +187,13 @@ results() {
     sed 's, \([^ ]*\)$, asan:\1,' "$root/build/asan-part/Testing/first.txt"
 }
 
+# advise COMMAND WHICH TEST...: how to run just those.
+advise() {
+  local -a names
+  mapfile -t names < <(printf '%s\n' "${@:3}" | grep -e "$2" | sed 's/^asan://' || true)
+  ((${#names[@]} == 0)) || say "to run just them: ./dev $1 -R '$(as_regex "${names[@]}")'"
+}
+
 # Tells how long tests took, what was skipped, what failed by chance or again,
 # and at last, in ctest's words, the sum. Its status is 1 if a test failed.
 report() {
@@ -206,11 +213,13 @@ report() {
       printf "dev: %s took %d s and says seconds=%d in its first line\n", $3, $2, said[$3]
     }' "$build/tests/seconds.txt" "$build/Testing/first.txt" >&2
   cat "$build/Testing/first.skipped" >&2
+  [[ -z $sanitized ]] || sed 's/^dev: skipped: /&asan:/' "$root/build/asan-part/Testing/first.skipped" >&2
   ((${#flaky[@]} == 0)) ||
     printf 'dev: flaky: %s failed beside others and passed alone\n' "${flaky[@]}" >&2
   if ((${#failed[@]})); then
     printf 'dev: failed: %s\n' "${failed[@]}" >&2
-    say "to run just them: ./dev test -R '$(as_regex "${failed[@]}")'"
+    advise test '^[^:]*$' "${failed[@]}"
+    advise asan '^asan:' "${failed[@]}"
   fi
   printf '\n%d%% tests passed, %d tests failed out of %d\n\n' \
     $(((total - ${#failed[@]}) * 100 / (total > 0 ? total : 1))) "${#failed[@]}" "$total"
