@@ -1,6 +1,7 @@
 #include "runtime/train/optimizers.hpp"
 
 #include "runtime/session/adagrad.hpp"
+#include "runtime/session/distributed_optimizer.hpp"
 #include "transport/error.hpp"
 
 #include <torch/optim/adagrad.h>
@@ -90,6 +91,21 @@ make_optimizer(const optimizer_config& x,
     return make<optim::Adagrad>(x, parameters, options);
   }
   throw error{error_code::config, "optimizer.type: unknown '" + x.type + "'"};
+}
+
+optimizer_options options_of(const train_config& config) {
+  auto x = effective(config).optimizer;
+  optimizer_options result;
+  result.dynamic_loss_scale = x.loss_scale->dynamic;
+  if (!x.loss_scale->dynamic
+      && (x.loss_scale->fixed != 1 || config.smp.fp16_params))
+    result.static_loss_scale = x.loss_scale->fixed;
+  auto& args = x.dynamic_loss_args;
+  result.ema_decay = x.ema_decay;
+  result.fused = x.fused;
+  result.dynamic_loss_args = {args.init_scale, args.scale_factor,
+                              args.scale_window, args.min_scale};
+  return result;
 }
 
 double learning_rate(const optimizer_config& x, uint64_t step, uint64_t steps) {

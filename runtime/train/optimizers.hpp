@@ -15,6 +15,8 @@ class Optimizer;
 
 namespace smp {
 
+struct optimizer_options;
+
 /// Makes the optimizer of `x` with two groups: tensors with two or more
 /// dimensions, and the rest (biases, norms), which gets no weight decay. A
 /// tensor that is listed several times is used once (R17).
@@ -24,6 +26,9 @@ std::unique_ptr<torch::optim::Optimizer>
 make_optimizer(const optimizer_config& x,
                const std::vector<at::Tensor>& parameters,
                bool distributed = false);
+
+/// @returns what the configuration says about the `distributed_optimizer`
+optimizer_options options_of(const train_config& config);
 
 /// @returns the rate of step `step` (from 0) of `steps`: it rises linearly to
 /// `lr`, reached in the last step of the warm-up, then stays or falls to

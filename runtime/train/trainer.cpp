@@ -83,21 +83,6 @@ make_model(const session& s, const train_config& config, const train_job& job) {
   return result;
 }
 
-optimizer_options options_of(const train_config& config) {
-  auto x = effective(config).optimizer;
-  optimizer_options result;
-  result.dynamic_loss_scale = x.loss_scale->dynamic;
-  if (!x.loss_scale->dynamic
-      && (x.loss_scale->fixed != 1 || config.smp.fp16_params))
-    result.static_loss_scale = x.loss_scale->fixed;
-  auto& args = x.dynamic_loss_args;
-  result.ema_decay = x.ema_decay;
-  result.fused = x.fused;
-  result.dynamic_loss_args = {args.init_scale, args.scale_factor,
-                              args.scale_window, args.min_scale};
-  return result;
-}
-
 /// One run; `train` is its only user.
 class run {
 public:
