@@ -6,8 +6,8 @@ class Module;
 
 namespace smp {
 
-/// During a trace, says once per type that a module is called that is no part
-/// of the model, so that nothing trains its parameters.
+/// During a trace, says once per type if a module that is called is no part of
+/// the model, so that nothing trains its parameters.
 void note_outside_call(const torch::nn::Module& x);
 
 } // namespace smp

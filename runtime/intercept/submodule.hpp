@@ -255,8 +255,7 @@ template <class Impl, class R, size_t... Is, class... Ts>
 R call_intercepted(call_scope& noted, Impl& self, std::index_sequence<Is...>,
                    Ts&&... xs) {
   using call = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
-  if (!noted.module())
-    note_outside_call(self);
+  note_outside_call(self);
   auto forward = [&]() -> R {
     return self.Impl::forward(std::forward<Ts>(xs)...);
   };

@@ -492,7 +492,8 @@ void tracer::note_outside_call(const torch::nn::Module& x) {
   auto type = x.name();
   if (type.starts_with(prefix))
     type = type.substr(prefix.size(), type.size() - prefix.size() - 1);
-  if (std::ranges::none_of(x.parameters(), trained)
+  if (model_.module_index.contains(dynamic_cast<const void*>(&x))
+      || std::ranges::none_of(x.parameters(), trained)
       || !outside_.insert(type).second)
     return;
   print_stderr(

@@ -453,11 +453,12 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
     sum *= 2;
   auto total = std::sqrt(sum) / model.state().loss_scale().value();
   auto factor = max_norm / (total + 1e-6);
-  model.state().watch().forget();
   // As torch does: never enlarge; NaN goes through and shows.
-  if (!(factor >= 1.0))
+  if (!(factor >= 1.0)) {
+    model.state().watch().forget();
     for (auto& x : grads)
       x.gradient.mul_(factor);
+  }
   return total;
 }
 
