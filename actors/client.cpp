@@ -186,6 +186,13 @@ run_status run_client::ask(milliseconds limit) {
   return impl_->ask(limit);
 }
 
+bool may_still_answer(const inspection_entry& x) {
+  if (x.host != host_name())
+    return true;
+  auto state = state_of_process(x.pid);
+  return state && !state->stopped() && !is_orphaned(x);
+}
+
 // -- waits --------------------------------------------------------------------
 
 wait_report waits_of(const run_status& x) {

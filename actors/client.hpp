@@ -37,6 +37,10 @@ private:
   std::unique_ptr<impl> impl_;
 };
 
+/// @returns whether a process that did not answer in time may still do so: it
+/// is elsewhere, or known neither to be stopped nor to be gone
+bool may_still_answer(const inspection_entry& x);
+
 /// Which threads, contexts and requests of a run wait for which.
 struct wait_report {
   /// The most informative chain of waits, as in docs/stalls.md; empty if

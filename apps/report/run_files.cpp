@@ -94,6 +94,13 @@ void read_end(const fs::path& path, run_files& to) {
     to.cause = cause->get<std::string>();
 }
 
+void read_stall(const fs::path& path, run_files& to) {
+  std::ifstream file{path};
+  auto x = nlohmann::json::parse(file, nullptr, false);
+  if (x.is_object() && x.contains("text") && x["text"].is_string())
+    to.stall = x["text"].get<std::string>();
+}
+
 } // namespace
 
 run_files read_run_files(const std::string& run_dir) {
@@ -105,6 +112,7 @@ run_files read_run_files(const std::string& run_dir) {
   read_config_file(dir / "config.toml", result);
   result.last = read_last_step(dir / "metrics.jsonl");
   read_end(dir / "end.json", result);
+  read_stall(dir / "stall.json", result);
   result.found = result.found || result.last || result.exit_code
                  || fs::exists(dir / "log-0.txt", ignored);
   return result;

@@ -27,6 +27,8 @@ struct run_files {
   /// cause, empty if there is none.
   std::optional<int> exit_code;
   std::string cause;
+  /// The last stall that was reported, over or not; empty: none.
+  std::string stall;
 
   bool finished() const noexcept {
     return last && steps > 0 && last->step >= steps;

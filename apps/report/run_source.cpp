@@ -98,24 +98,24 @@ run_source::run_source(std::string place, std::string secret_file)
   address_->secret = entry->secret;
 }
 
-run_look run_source::look() {
+run_look run_source::look(std::chrono::milliseconds patience) {
   run_look result;
   if (address_) {
-    ask(*address_, result);
+    ask(*address_, result, patience);
     return result;
   }
   result.files = read_run_files(place_);
   auto entry = read_entry(entry_path(place_));
   const auto asked = is_of_living(entry);
   if (asked)
-    ask(*entry, result);
+    ask(*entry, result, patience);
   if (asked && result.what != run_look::state::unreachable)
     return result;
   // The run may have begun or ended just now.
   entry = read_entry(entry_path(place_));
   if (is_of_living(entry)) {
     if (!asked)
-      ask(*entry, result);
+      ask(*entry, result, patience);
     return result;
   }
   client_.reset();
@@ -126,22 +126,37 @@ run_look run_source::look() {
   return result;
 }
 
-void run_source::ask(const inspection_entry& x, run_look& to) {
+void run_source::ask(const inspection_entry& x, run_look& to,
+                     std::chrono::milliseconds patience) {
   if (x.port == 0) {
     to.what = run_look::state::starting;
     to.text = "its session has not begun";
     return;
   }
+  const auto end = std::chrono::steady_clock::now() + patience;
+  int times = 1;
+  while (ask_once(x, to, times) && may_still_answer(x)
+         && std::chrono::steady_clock::now() < end)
+    times *= 2;
+  if (to.what == run_look::state::unreachable && !to.files.stall.empty())
+    to.text += "; its last report of a stall: " + to.files.stall;
+}
+
+bool run_source::ask_once(const inspection_entry& x, run_look& to, int times) {
+  auto begin = std::chrono::steady_clock::now();
   try {
     if (!client_)
-      client_ = std::make_unique<run_client>(x, connect_limit);
-    to.status = client_->ask(answer_limit);
+      client_ = std::make_unique<run_client>(x, times * connect_limit);
+    to.status = client_->ask(times * answer_limit);
     to.what = run_look::state::live;
+    to.text.clear();
+    return false;
   } catch (const error& e) {
     client_.reset();
     to.what = run_look::state::unreachable;
     to.text = e.what();
   }
+  return std::chrono::steady_clock::now() - begin >= times * connect_limit;
 }
 
 void run_source::look_at_files(run_look& to) const {

@@ -44,14 +44,20 @@ public:
   run_source(std::string place, std::string secret_file = {});
 
   /// Takes less than a second, even if ranks are stuck.
-  run_look look();
+  /// @param patience time to ask again, each time longer, a run that does not
+  ///        answer in time although its process runs: the machine is busy
+  run_look look(std::chrono::milliseconds patience = {});
 
   const std::string& place() const noexcept {
     return place_;
   }
 
 private:
-  void ask(const inspection_entry& x, run_look& to);
+  void ask(const inspection_entry& x, run_look& to,
+           std::chrono::milliseconds patience);
+  /// @param times the limits of one look
+  /// @returns whether it took that long to fail
+  bool ask_once(const inspection_entry& x, run_look& to, int times);
   void look_at_files(run_look& to) const;
 
   std::string place_;

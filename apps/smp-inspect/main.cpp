@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -22,7 +23,7 @@ constexpr const char* about
     "program\n"
     "of your own (--ranks), or by its address. Answers within a second, even "
     "if ranks\n"
-    "are stuck.";
+    "are stuck; on a busy machine it asks again, for some ten seconds.";
 
 constexpr const char* about_codes
   = "\n"
@@ -33,6 +34,10 @@ constexpr const char* about_codes
     "command line or no such run, 3 the run has ended.\n"
     "\n"
     "Example: smp-inspect runs/20261123-020544-quickstart waits";
+
+/// Whoever asks wants to know why a run does not go on: an answer that is late
+/// is better than none.
+constexpr std::chrono::seconds patience{10};
 
 struct options {
   std::string place;
@@ -71,7 +76,7 @@ answer answer_of(const std::string& command, const options& x,
 
 int inspect_run(const std::string& command, const options& x) {
   run_source source{x.place, x.secret};
-  auto look = source.look();
+  auto look = source.look(patience);
   if (x.json) {
     auto result = head_json(x.place, look);
     if (look.status) {
