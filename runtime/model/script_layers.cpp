@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -354,14 +355,16 @@ private:
   void attention(const term& half, const term& states, bool normed) {
     auto projected = dropout(half, o_.attention_output_dropout);
     o_.attention_output = linear_place(projected);
-    auto x = merged_heads(projected->of[0]);
-    require(x->is("aten::scaled_dot_product_attention"),
+    auto x = same_heads(merged_heads(projected->of[0]));
+    require(!x->is("aten::matmul") && !x->is("aten::bmm"),
             "its attention is computed by " + x->what
               + "; export it with attn_implementation=\"sdpa\"");
+    require(x->is("aten::scaled_dot_product_attention"),
+            "its attention ends with " + x->what);
     weights(*x);
     std::vector<term> sources;
     for (size_t i = 0; i < 3; ++i)
-      sources.push_back(heads(x->of[i]));
+      sources.push_back(split_heads(x->of[i]));
     auto start = projections(sources);
     if (normed)
       start = norm(start, o_.attention_norm);
@@ -370,7 +373,7 @@ private:
 
   void weights(const formula& x) {
     if (!(x[3]->is("constant") && x[3]->constant.isNone())) {
-      require(x[3] == mask_, "its mask is computed inside");
+      require(whole_mask(x[3], x[1]) == mask_, "its mask is computed inside");
       o_.takes_mask = true;
     }
     auto p = number(x[4]);
@@ -395,8 +398,49 @@ private:
     return y->of[0];
   }
 
+  static bool is_size(const term& x, int64_t axis) {
+    return x->is("aten::size") && integer(x->of[1]) == axis;
+  }
+
+  /// A view [B, -1, tokens, d] of the result of attention, which has these
+  /// sizes. @returns its input, or `x` if it is none
+  static term same_heads(const term& x) {
+    if (!x->is("aten::view") && !x->is("aten::reshape"))
+      return x;
+    auto& y = x->of[0];
+    if (!y->is("aten::scaled_dot_product_attention")
+        || !x->of[1]->is("prim::ListConstruct") || x->of[1]->of.size() != 4)
+      return x;
+    auto& sizes = x->of[1]->of;
+    auto of = [&](size_t i, const term& whole) {
+      auto axis = static_cast<int64_t>(i);
+      return is_size(sizes[i], axis)
+             && (sizes[i]->of[0] == y || sizes[i]->of[0] == whole);
+    };
+    return of(0, y->of[0]) && integer(sizes[1]) == -1 && of(2, y->of[0])
+               && of(3, y->of[2])
+             ? y
+             : x;
+  }
+
+  /// As many columns of a mask as there are keys: all, unless keys are kept
+  /// between calls. @returns the mask, or `x` if it is another part
+  static term whole_mask(const term& x, const term& key) {
+    auto y = x;
+    while (y->is("aten::slice")) {
+      auto axis = integer(y->of[1]);
+      auto all = integer(y->of[3]) == std::numeric_limits<int64_t>::max()
+                 || (axis == 3 && is_size(y->of[3], 2)
+                     && y->of[3]->of[0] == key);
+      if (!all || integer(y->of[2]) != 0 || integer(y->of[4]) != 1)
+        return x;
+      y = y->of[0];
+    }
+    return y;
+  }
+
   /// [B, tokens, C] -> [B, heads, tokens, d] @returns the input
-  term heads(const term& x) {
+  term split_heads(const term& x) {
     auto order = x->is("aten::permute") ? integers(x->of[1])
                                         : std::vector<std::optional<int64_t>>{};
     require(order == std::vector<std::optional<int64_t>>{0, 2, 1, 3}
@@ -406,13 +450,25 @@ private:
     auto& y = x->of[0];
     auto sizes = y->is("aten::view") ? integers(y->of[1])
                                      : std::vector<std::optional<int64_t>>{};
-    require(sizes.size() == 4 && sizes[2] && *sizes[2] > 0,
+    auto known = [&](size_t i) { return sizes[i].value_or(-1) > 0; };
+    require(sizes.size() == 4 && (known(2) || known(3)),
             "its number of heads is no constant");
+    auto heads = known(2) ? *sizes[2] : features(y->of[0]) / *sizes[3];
+    require(heads > 0, "its number of heads is not known");
     if (heads_ == 0)
-      heads_ = *sizes[2];
-    require(heads_ == *sizes[2], "its query has more heads than its key");
-    o_.num_attention_heads = heads_;
+      heads_ = heads;
+    require(heads_ == heads, "its query has more heads than its key");
+    o_.num_attention_heads = heads;
     return y->of[0];
+  }
+
+  /// @returns how many features a projection to query, key or value gives
+  int64_t features(const term& x) const {
+    if (x->is("prim::ListUnpack") && x->of[0]->is("aten::split"))
+      return integer(x->of[0]->of[1]).value_or(0);
+    linear_place(x); // or it is refused
+    auto native = native_of(model_, x->module).value();
+    return native.parameters.at("weight").size(x->is("Conv1D") ? 1 : 0);
   }
 
   /// @returns the input of the projections to query, key and value

@@ -62,6 +62,11 @@ TEST_CASE("Exports of Hugging Face that ranks share equal one process",
     for (std::string optimize : {"speed", "memory"})
       for (auto& g : grids)
         compare(test::script_case(model, g.pipeline, 2), g, optimize);
+  // The code of later versions of transformers.
+  for (auto* model : {"../transformers/gpt2_4_50", "../transformers/gpt2_5_24",
+                      "../transformers/bert_5_24"})
+    for (std::string optimize : {"speed", "memory"})
+      compare(test::script_case(model, 2, 2), grid{2, 2, 1}, optimize);
   // Of these no layer is known as a whole: they share linears and tables.
   for (auto* model : {"hf_llama", "hf_t5"})
     for (auto& g : {grid{1, 4, 1}, grid{2, 2, 2}})
