@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace smp::app {
 
@@ -62,6 +63,10 @@ std::string rate_text(double per_second) {
                      : per_second < 9.995 ? 2
                      : per_second < 99.95 ? 1
                                           : 0);
+}
+
+double plain_number(double x) {
+  return std::isnan(x) ? std::abs(x) : x;
 }
 
 std::string bytes_text(uint64_t x) {

@@ -104,9 +104,10 @@ std::string console::row(const step_metrics& x) const {
   return fmt::format(
     "{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11}{:>12}{:>7.1f} "
     "%{}{}",
-    fmt::format("{}/{}", x.step, config_.train.steps), x.loss, x.lr,
-    x.grad_norm, rate_text(throughput), duration_text(x.step_seconds),
-    100 * x.bubble_ratio, eta, x.skipped.empty() ? "" : "  skipped");
+    fmt::format("{}/{}", x.step, config_.train.steps), plain_number(x.loss),
+    x.lr, plain_number(x.grad_norm), rate_text(throughput),
+    duration_text(x.step_seconds), 100 * x.bubble_ratio, eta,
+    x.skipped.empty() ? "" : "  skipped");
 }
 
 void console::on_step(const step_metrics& x) {
@@ -132,7 +133,8 @@ void console::on_evaluation(uint64_t step, double loss) {
     return;
   clear_line();
   print_stderr("{:>11}{:>9.4f}  held out\n",
-               fmt::format("{}/{}", step, config_.train.steps), loss);
+               fmt::format("{}/{}", step, config_.train.steps),
+               plain_number(loss));
 }
 
 void console::on_checkpoint(uint64_t step, const saved_checkpoint& x) {
@@ -152,16 +154,18 @@ void console::end(const train_summary& x, const std::string& run_dir) {
                                config_.train.steps, duration_text(x.seconds))));
   if (steps_ > 0)
     item("loss",
-         fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss, x.last_loss,
+         fmt::format("{:.4f} first, {:.4f} last{}", plain_number(x.first_loss),
+                     plain_number(x.last_loss),
                      tokens_per_sample_ > 0 ? " (nat per token)" : ""));
+  const auto held_out = plain_number(x.held_out_loss.value_or(0));
   if (x.held_out_loss && x.unigram_entropy)
     item("held out",
-         fmt::format(
-           "{:.4f}, unigram entropy {:.4f}: {:.4f} {}", *x.held_out_loss,
-           *x.unigram_entropy, std::abs(*x.unigram_entropy - *x.held_out_loss),
-           *x.held_out_loss <= *x.unigram_entropy ? "below" : "above"));
+         fmt::format("{:.4f}, unigram entropy {:.4f}: {:.4f} {}", held_out,
+                     *x.unigram_entropy,
+                     std::abs(*x.unigram_entropy - held_out),
+                     held_out <= *x.unigram_entropy ? "below" : "above"));
   else if (x.held_out_loss)
-    item("held out", fmt::format("{:.4f}", *x.held_out_loss));
+    item("held out", fmt::format("{:.4f}", held_out));
   item("bubble", fmt::format("{:.1f} % of the ranks' time in the pipeline",
                              100 * x.bubble_ratio));
   item("sent", fmt::format("{} requests, {}", with_commas(x.requests),

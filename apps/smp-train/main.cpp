@@ -367,6 +367,16 @@ void check_once(const train_config& config) {
   plan_resume(config, data->batch_size());
 }
 
+/// Whether this process tells what is odd about the configuration: one of the
+/// run's does, and a comparison chooses its steps itself.
+bool warns(const command_line& cmd,
+           const std::optional<rank_environment>& environment) {
+  const bool trains = cmd.what == command::train || cmd.what == command::check;
+  const bool first = !environment
+                     || (environment->rank == 0 && !environment->supervised);
+  return trains && first && cmd.level >= log_level::warn;
+}
+
 /// A comparison begins with the first step, and leaves nothing behind.
 train_config config_of(const command_line& cmd, config_report report) {
   if (cmd.what == command::verify)
@@ -399,6 +409,9 @@ int run(int argc, char** argv) {
     print_stderr("{}\n", text);
   if (!report.errors.empty())
     return exit_usage;
+  if (warns(*cmd, environment))
+    for (auto& text : report.warnings)
+      print_stderr("warning: {}\n", text);
   auto config = config_of(*cmd, std::move(report));
   if (cmd->verify.split)
     prepare_split(config);

@@ -51,12 +51,13 @@ void rank_log::on_start(const train_start& x) {
 void rank_log::on_step(const step_metrics& x) {
   write(x.step == 1 ? log_level::info : log_level::debug,
         fmt::format("step {}: loss {:.4f}, {}, {} requests and {} on all ranks",
-                    x.step, x.loss, duration_text(x.step_seconds), x.requests,
-                    bytes_text(x.bytes_sent)));
+                    x.step, plain_number(x.loss), duration_text(x.step_seconds),
+                    x.requests, bytes_text(x.bytes_sent)));
 }
 
 void rank_log::on_evaluation(uint64_t step, double loss) {
-  info(fmt::format("after {} steps: held-out loss {:.4f}", step, loss));
+  info(fmt::format("after {} steps: held-out loss {:.4f}", step,
+                   plain_number(loss)));
 }
 
 void rank_log::on_checkpoint(uint64_t step, const saved_checkpoint& x) {

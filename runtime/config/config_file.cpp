@@ -123,6 +123,8 @@ public:
     result.config = std::move(config_);
     for (auto& [line, text] : errors_)
       result.errors.push_back(fmt::format("{}: {}", place_text(line), text));
+    for (auto& [line, text] : warnings_)
+      result.warnings.push_back(fmt::format("{}: {}", place_text(line), text));
     return result;
   }
 
@@ -345,8 +347,9 @@ private:
         others += fmt::format("{}{}: {}", others.empty() ? " (" : ", ", key,
                               place_text(at->second.line));
     }
-    complain(first.value_or(0),
-             x.text + (others.empty() ? others : others + ")"));
+    auto& to = x.can_be_meant ? warnings_ : errors_;
+    to.emplace(first.value_or(0),
+               one_line(x.text + (others.empty() ? others : others + ")")));
   }
 
   std::string file_;
@@ -362,6 +365,7 @@ private:
   /// Keys that are missing, or whose value is wrong by itself.
   std::set<std::string_view> wrong_;
   std::multimap<size_t, std::string> errors_;
+  std::multimap<size_t, std::string> warnings_;
   size_t first_option_ = 0; // its line
 };
 

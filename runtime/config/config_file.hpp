@@ -211,6 +211,8 @@ struct config_report {
   train_config config;
   /// One line each: "FILE:LINE: what is wrong; what to write instead".
   std::vector<std::string> errors;
+  /// The same for what has no effect, but can be meant.
+  std::vector<std::string> warnings = {};
 };
 
 /// Reads `path` and applies `overrides` on top ("--table.key=value", dashes

@@ -177,9 +177,45 @@ public:
     if (x_.train.eval_interval > 0 && x_.train.eval_steps == 0)
       add("train.eval_interval", "has no effect with", "train.eval_steps",
           "write at least train.eval_steps = 1, or leave the interval out");
+    check_beyond_last_step();
     if (x_.optimizer.schedule.final_lr > x_.optimizer.lr)
       add("optimizer.schedule.final_lr", "is more than", "optimizer.lr",
           "the learning rate falls after the warm-up");
+  }
+
+  /// A short trial of a long run has such keys, so these are warnings.
+  void check_beyond_last_step() {
+    auto warn = [&](const char* key, const char* effect) {
+      found_.push_back({{key, "train.steps"},
+                        fmt::format("{} and {}: {}", setting(key, x_),
+                                    setting("train.steps", x_), effect),
+                        true});
+    };
+    auto steps = x_.train.steps;
+    if (x_.optimizer.schedule.warmup_steps > steps)
+      warn("optimizer.schedule.warmup_steps",
+           "the learning rate never reaches optimizer.lr");
+    if (x_.train.eval_interval > steps)
+      warn("train.eval_interval", "only the end of the run is evaluated");
+    auto& smp = x_.smp;
+    if (smp.static_mode && !smp.deterministic_server
+        && smp.static_steps >= steps)
+      warn("smp.static_steps", "all steps are recorded and none is replayed");
+  }
+
+  void check_averages() {
+    auto& data = x_.data;
+    const bool holds_out = data.type == "text" || data.type == "synthetic"
+                           || (data.held_out > 0
+                               && (data.type == "tokens" || data.batch_size));
+    const bool evaluates = x_.train.eval_steps > 0 && holds_out;
+    if (x_.optimizer.ema_decay && !evaluates && !x_.train.save_model
+        && x_.train.sample == 0 && x_.checkpoint.dir.empty())
+      add({"optimizer.ema_decay", "train.save_model"},
+          fmt::format("{} has no effect, as nothing uses the averages: no "
+                      "evaluation, no saved model; write train.save_model = "
+                      "true, or leave it out",
+                      setting("optimizer.ema_decay", x_)));
   }
 
   void check_precision() {
@@ -395,6 +431,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_data();
   rules.check_fixed_batch();
   rules.check_steps();
+  rules.check_averages();
   rules.check_precision();
   rules.check_checkpoints();
   return rules.take();
@@ -520,7 +557,8 @@ void validate(const session_config& x) {
     whole.ranks = 2 * x.pipeline_parallel_degree * x.tensor_parallel_degree;
     whole.model.type = "plugin";
     for (auto& conflict : conflicts(whole))
-      if (std::ranges::all_of(conflict.keys, is_of_session))
+      if (!conflict.can_be_meant
+          && std::ranges::all_of(conflict.keys, is_of_session))
         add(conflict.text);
   }
   if (!errors.empty())

@@ -142,6 +142,8 @@ struct config_conflict {
   /// All keys involved, e.g. "smp.microbatches".
   std::vector<std::string> keys;
   std::string text;
+  /// A short trial of a long run's configuration has it, too: no error.
+  bool can_be_meant = false;
 };
 
 /// @returns the rules on several keys that `x` breaks

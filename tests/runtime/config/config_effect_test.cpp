@@ -72,6 +72,11 @@ std::vector<broken> of_models_data_and_runs() {
      "run.toml:18: ",
      {"transport.trusted_network has no effect with transport.type = "
       "\"loopback\" (run.toml:17); it belongs to \"ucx\""}},
+    {"averages that nothing uses",
+     and_also("eval_steps = 0\n[optimizer]\nema_decay = 0.9"),
+     "run.toml:18: ",
+     {"optimizer.ema_decay = 0.9 has no effect, as nothing uses the averages",
+      "write train.save_model = true"}},
     {"interval of no evaluation",
      and_also("eval_interval = 5\neval_steps = 0"),
      "run.toml:16: ",
@@ -311,6 +316,44 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
     auto x = config_of(good, overrides);
     // Also where all defaults are written out.
     CHECK(to_toml(config_of(to_toml(x))) == to_toml(x));
+  }
+}
+
+TEST_CASE("what comes after the last step is a warning, as trials are short",
+          "[runtime][config]") {
+  struct row {
+    std::vector<std::string> overrides;
+    const char* says;
+  };
+  // `good` has 100 steps.
+  for (auto& x : std::vector<row>{
+         {{"--optimizer.schedule.warmup_steps=101"},
+          "command line: optimizer.schedule.warmup_steps = 101 and "
+          "train.steps = 100: the learning rate never reaches optimizer.lr "
+          "(train.steps: run.toml:15)"},
+         {{"--train.eval_interval=101"},
+          "command line: train.eval_interval = 101 and train.steps = 100: "
+          "only the end of the run is evaluated (train.steps: "
+          "run.toml:15)"},
+         {{"--smp.static_mode=true", "--train.steps=5"},
+          "command line: smp.static_steps = 5 and train.steps = 5: all steps "
+          "are recorded and none is replayed"},
+         {{"--optimizer.schedule.warmup_steps=100"}, ""},
+         {{"--train.eval_interval=100"}, ""},
+         {{"--smp.static_mode=true", "--train.steps=6"}, ""},
+         {{"--smp.static_mode=true", "--smp.deterministic_server=true",
+           "--train.steps=2"},
+          ""},
+         {{"--optimizer.ema_decay=0.9"}, ""}, // evaluated at the end
+         {{"--optimizer.ema_decay=0.9", "--train.eval_steps=0",
+           "--checkpoint.dir=x"},
+          ""}}) {
+    CAPTURE(x.overrides);
+    auto report = parse(good, x.overrides);
+    CHECK(report.errors == std::vector<std::string>{});
+    CHECK(report.warnings
+          == (*x.says ? std::vector<std::string>{x.says}
+                      : std::vector<std::string>{}));
   }
 }
 
