@@ -143,6 +143,8 @@ struct distribution {
   /// For a transformer layer or a part of one: the name of its class is not
   /// enough, its options are needed, too (`native_module::layer`).
   bool of_layer = false;
+  /// If ranks do not share the module as a whole, they may share parts of it.
+  bool parts_too = true;
 };
 
 } // namespace smp

@@ -118,6 +118,8 @@ private:
     if (!m.intercepted)
       return "its calls cannot be seen; declare it as smp::submodule, or put "
              "it into a Sequential";
+    if (auto why = inseparable(i); !why.empty())
+      return why;
     auto all = model_.subtree(i);
     for (auto below : all) {
       if (auto why = part_kept_out(below, i); !why.empty())
@@ -131,6 +133,20 @@ private:
     return native.doubt.empty()
              ? how.refusal(native, static_cast<int64_t>(request_.peers))
              : native.doubt;
+  }
+
+  /// Why the module is shared only with one above it; empty if that is not so.
+  std::string inseparable(uint32_t i) const {
+    while (i != 0) {
+      i = model_.modules[i].parent;
+      auto above = native_of(model_, i);
+      if (above && above->how && !above->how->parts_too)
+        return fmt::format(
+          "its calls depend on the data of each rank; share all "
+          "of '{}'",
+          name(i));
+    }
+    return {};
   }
 
   /// Why a part with tensors is not shared together with the whole; empty if it

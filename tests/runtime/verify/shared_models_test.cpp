@@ -53,6 +53,18 @@ TEST_CASE("A BERT and a RoBERTa that ranks share equal one process",
       }
 }
 
+TEST_CASE("Experts that belong to ranks equal one process",
+          "[runtime][verify][tensor_parallel][R54]") {
+  for (auto& g : grids) {
+    auto x = test::gpt_case(g.pipeline, "interleaved", 2);
+    x.config.model.type = "moe";
+    x.config.model.experts = 4;
+    x.config.model.heads = 4;
+    x.config.model.dropout = 0.2;
+    compare(x, g, "speed");
+  }
+}
+
 TEST_CASE("Exports of Hugging Face that ranks share equal one process",
           "[runtime][verify][tensor_parallel][R54]") {
   // 8 samples. Of those with 2 heads 4 ranks share linears, of the RoBERTa,
