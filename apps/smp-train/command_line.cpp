@@ -295,24 +295,6 @@ std::string complaint(const std::string& x,
     list);
 }
 
-/// Adds the key that `--ranks` sets. @returns what is wrong, or nothing
-std::string apply_ranks(raw_options& x) {
-  if (!x.ranks)
-    return {};
-  auto same = [](const std::string& y) {
-    auto name = y.substr(0, y.find('='));
-    return name == "--smp.pipeline_parallel_degree"
-           || name == "--smp.partitions" || name == "--smp.ranks";
-  };
-  auto& overrides = x.result.overrides;
-  if (auto i = std::find_if(overrides.begin(), overrides.end(), same);
-      i != overrides.end())
-    return fmt::format("--ranks and {} set the same key; give one of them",
-                       i->substr(0, i->find('=')));
-  overrides.push_back(fmt::format("--ranks={}", *x.ranks));
-  return {};
-}
-
 /// Adds the key that `--keys` sets. @returns what is wrong, or nothing
 std::string apply_keys(raw_options& x) {
   if (x.keys.empty())
@@ -394,8 +376,9 @@ std::string finish(raw_options& x, const CLI::App& app) {
   for (auto& argument : x.result.overrides)
     if (auto text = complaint(argument, app); !text.empty())
       return text;
-  if (auto text = apply_ranks(x); !text.empty())
-    return text;
+  // Last: which key it sets depends on another.
+  if (x.ranks)
+    x.result.overrides.push_back(fmt::format("--ranks={}", *x.ranks));
   if (auto text = apply_keys(x); !text.empty())
     return text;
   if (auto text = complaint(x.result.nodes); !text.empty())

@@ -72,9 +72,18 @@ public:
       return;
     }
     auto value = std::string{text.substr(equals + 1)};
-    // Without replicas, each rank holds a part of the model.
-    if (name == "ranks")
-      name = config_.smp.ddp ? "smp.ranks" : "smp.pipeline_parallel_degree";
+    if (name == "ranks") {
+      // Without replicas, each rank holds a part of the model.
+      auto ddp = config_.smp.ddp;
+      name = ddp ? "smp.ranks" : "smp.pipeline_parallel_degree";
+      if (auto i = places_.find(name);
+          i != places_.end() && i->second.line == on_command_line)
+        return complain(
+          on_command_line,
+          fmt::format("--ranks and --{} set the same key; give one of them{}",
+                      i->second.name,
+                      ddp ? "" : ", or smp.ddp = true for several replicas"));
+    }
     auto key = find_config_key(name);
     bool raw = key != nullptr && key->slot != nullptr
                && (std::holds_alternative<std::string*>(key->slot(config_))
