@@ -25,6 +25,7 @@ target_sources(fuzz_messages PRIVATE
   ${PROJECT_SOURCE_DIR}/runtime/values/value_codec.cpp)
 target_link_libraries(fuzz_messages PRIVATE smp::torch)
 target_sources(fuzz_manifest PRIVATE
+  ${PROJECT_SOURCE_DIR}/runtime/base/errno_text.cpp
   ${PROJECT_SOURCE_DIR}/runtime/base/file_io.cpp
   ${PROJECT_SOURCE_DIR}/runtime/checkpoint/checksum.cpp
   ${PROJECT_SOURCE_DIR}/runtime/checkpoint/manifest.cpp)

@@ -1,5 +1,6 @@
 #include "runtime/base/file_io.hpp"
 
+#include "runtime/base/errno_text.hpp"
 #include "transport/error.hpp"
 
 #include <fcntl.h>
@@ -48,7 +49,7 @@ void file_errors::fail(const std::string& why) const {
 
 void file_errors::fail_errno(const char* what) const {
   auto code = errno;
-  fail(std::string{what} + ": " + std::generic_category().message(code));
+  fail(std::string{what} + ": " + errno_text(code));
 }
 
 // -- descriptors --------------------------------------------------------------

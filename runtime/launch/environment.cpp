@@ -315,7 +315,20 @@ bool stderr_is_terminal() {
 
 // -- before everything else ---------------------------------------------------
 
+namespace {
+
+/// A program without them (`>&- 2>&-`, cron) would give their numbers to its
+/// files, and what it prints would go there.
+void open_standard_descriptors() {
+  for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF)
+      ::open("/dev/null", O_RDWR); // takes the least that is free
+}
+
+} // namespace
+
 void prepare_process(int, char** argv) {
+  open_standard_descriptors();
   use_limits();
   // The exec below keeps what is ignored, but no handler.
   restore_hangup();

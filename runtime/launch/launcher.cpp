@@ -375,6 +375,8 @@ int launch(const launch_options& x) {
     find_first_cause(result, place, elsewhere);
   if (result.cause || result.interrupted)
     remove_dead_segments(shared_memory_folder(), begin);
+  if (x.ranks > 1 && !place.network.line)
+    check_loopback();
   if (!place.log_dir.empty()) {
     for (auto pid : group.pids())
       remove_leftovers(place.log_dir, pid);

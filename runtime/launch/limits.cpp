@@ -1,18 +1,22 @@
 #include "runtime/launch/limits.hpp"
 
 #include "runtime/base/file_io.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <boost/system/system_error.hpp>
 #include <fmt/format.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <new>
 #include <sstream>
 #include <string>
 #include <system_error>
 
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 namespace smp {
 
@@ -76,6 +80,22 @@ void check_limits(uint64_t ranks) {
                   files.rlim_cur, ranks, wanted));
   check_memory(RLIMIT_AS, "-v", "VmSize", wanted_address_space);
   check_memory(RLIMIT_DATA, "-d", "VmData", wanted_data);
+}
+
+void check_loopback() {
+  file_descriptor socket{::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(1); // any: nothing is sent
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (socket
+      && ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address),
+                   sizeof(address))
+           != 0)
+    throw config_error(
+      fmt::format("127.0.0.1: {}: ranks of one machine meet there; the "
+                  "loopback interface is down (ip link set lo up)",
+                  std::strerror(errno)));
 }
 
 std::optional<error> exhausted_limit(const std::exception& x) {

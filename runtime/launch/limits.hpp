@@ -19,6 +19,10 @@ void use_limits();
 /// @throws error (config) naming the limit, its value and the value needed
 void check_limits(uint64_t ranks);
 
+/// @throws error (config) if the processes of this machine cannot reach each
+/// other by its loopback interface
+void check_loopback();
+
 /// @returns an error (config) if `x` means that the system has no more memory,
 /// threads or descriptors
 std::optional<error> exhausted_limit(const std::exception& x);

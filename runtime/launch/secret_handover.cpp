@@ -1,5 +1,6 @@
 #include "runtime/launch/secret_handover.hpp"
 
+#include "runtime/base/errno_text.hpp"
 #include "transport/error.hpp"
 #include "transport/private_file.hpp"
 
@@ -40,7 +41,7 @@ file_descriptor secret_descriptor(const run_secret& x) {
            != static_cast<ssize_t>(x.bytes().size()))
     throw error{error_code::config,
                 fmt::format("no memory file for the secret of the run: {}",
-                            std::strerror(errno))};
+                            errno_text(errno))};
   return result;
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <sys/ipc.h>
+#include <sys/resource.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -115,6 +116,10 @@ uint64_t held_by_run(const std::string& folder, const std::string& run_id) {
 std::optional<std::string>
 no_room_for_shared_memory(const std::string& folder, uint64_t ranks,
                           const std::string& run_id) {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < room_of_a_rank)
+    return fmt::format("files may have no more than {} bytes (ulimit -f)",
+                       static_cast<uint64_t>(files.rlim_cur));
   struct statvfs info {};
   uint64_t held = 0;
   // What a rank takes between two looks would count twice, or never.

@@ -1,19 +1,19 @@
 #include "runtime/train/metrics.hpp"
 
+#include "runtime/base/errno_text.hpp"
 #include "runtime/base/json_text.hpp"
 #include "transport/error.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <cerrno>
-#include <cstring>
 
 namespace smp {
 
 namespace {
 
 [[noreturn]] void fail(const std::string& path) {
-  throw error{error_code::config, path + ": " + std::strerror(errno)};
+  throw error{error_code::config, path + ": " + errno_text(errno)};
 }
 
 /// Has the same length for each held-out loss: blanks before the last brace.

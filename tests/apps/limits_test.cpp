@@ -88,12 +88,35 @@ TEST_CASE_METHOD(limited_run, "A limit that is too low is one line and code 2",
     table<std::string, std::string>({{"ulimit -n 12", "ulimit -n"},
                                      {"ulimit -n 24", "ulimit -n"},
                                      {"ulimit -v 500000", "ulimit -v"},
-                                     {"ulimit -f 0", "File too large"}}));
+                                     {"ulimit -f 0", "ulimit -f"}}));
   auto run = after(limit);
   auto code = run.join();
   INFO(run.output());
   CHECK(code == 2);
   CHECK_THAT(run.output(), ContainsSubstring(text));
+}
+
+TEST_CASE_METHOD(limited_run, "Without loopback no rank is waited for",
+                 "[apps][train]") {
+  program run{{"unshare", "-n", built_program("smp-train"), "tiny.toml",
+               "--run-dir", "out"},
+              path};
+  auto code = run.join();
+  INFO(run.output());
+  if (may_not_mount(run))
+    SKIP("only root has a network of its own");
+  CHECK(code == 2);
+  CHECK_THAT(run.output(), ContainsSubstring("127.0.0.1: ")
+                             && ContainsSubstring("ip link set lo up"));
+}
+
+TEST_CASE_METHOD(limited_run, "Closed descriptors are none of a run's files",
+                 "[apps][train]") {
+  // As from cron.
+  auto run = after("exec <&- >&- 2>&-");
+  CHECK(run.join() == 0);
+  CHECK_THAT(content_of(path / "out/log-0.txt"),
+             ContainsSubstring("done after 2 of 2 steps"));
 }
 
 TEST_CASE_METHOD(limited_run, "A full disk ends a run with the reason",
