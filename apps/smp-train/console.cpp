@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 namespace smp::app {
 
@@ -123,8 +124,8 @@ void console::on_step(const step_metrics& x) {
                      || !x.skipped.empty();
   if (!options_.terminal && !stays)
     return;
-  clear_line();
-  print_stderr("{}{}", row(x), stays ? "\n" : "");
+  print_stderr("{}{}{}", std::exchange(line_open_, false) ? "\r\x1b[K" : "",
+               row(x), stays ? "\n" : "");
   line_open_ = !stays;
 }
 

@@ -2,19 +2,26 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
+#include <string_view>
 #include <utility>
 
 namespace smp {
 
-/// Writes to stderr. `fmt::print` throws if stderr cannot be written, as with a
-/// log on a full disk: a caller that is about to report an error would end with
-/// that exception instead, without a message.
+/// Writes to stderr, on a line of its own if something else, as the progress of
+/// a step, stands at the beginning of the last one.
+/// @returns false if it was not written
+bool write_stderr(std::string_view text);
+
+/// Tells `write_stderr` what the console shows that others wrote.
+void note_console(std::string_view text);
+
+/// Writes to stderr, see `write_stderr`. `fmt::print` throws if stderr cannot
+/// be written, as with a log on a full disk: a caller that is about to report
+/// an error would end with that exception instead, without a message.
 /// @returns false if it was not written
 template <class... Ts>
 bool print_stderr(fmt::format_string<Ts...> format, Ts&&... xs) {
-  auto text = fmt::format(format, std::forward<Ts>(xs)...);
-  return std::fwrite(text.data(), 1, text.size(), stderr) == text.size();
+  return write_stderr(fmt::format(format, std::forward<Ts>(xs)...));
 }
 
 } // namespace smp

@@ -1,5 +1,6 @@
 #include "runtime/launch/output_tee.hpp"
 
+#include "runtime/base/print_stderr.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -122,6 +123,7 @@ private:
     }
     std::string_view text{buffer, static_cast<size_t>(n)};
     x.log.add(text);
+    note_console(text);
     while (!text.empty() && x.to >= 0) {
       auto part = text.substr(0, 4096); // a pipe that is ready takes it whole
       text.remove_prefix(part.size());

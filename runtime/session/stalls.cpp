@@ -2,11 +2,11 @@
 
 #include "runtime/session/stalls.hpp"
 
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/session/parking_waiter.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 
-#include <cstdio>
 #include <utility>
 
 namespace smp {
@@ -106,7 +106,7 @@ rank_view rank_runtime::view(std::chrono::milliseconds limit) {
 void rank_runtime::report_stall(const std::string& text, bool ends) {
   // On rank 0, the user's thread reports the end.
   if (prints_stalls_ && !(ends && self_ == rank_id{0}))
-    std::fprintf(stderr, "smp: %s\n", text.c_str());
+    print_stderr("smp: {}\n", text);
   stall_listener f;
   {
     std::unique_lock guard{mutex_};
