@@ -33,8 +33,14 @@ struct supervisor_host::impl {
     auto wanted = x.port;
     if (!x.on_rank_down)
       x.on_rank_down = [](const failure&) {};
-    if (!x.on_stall)
-      x.on_stall = [](const stall_report&) {};
+    x.on_stall = [this, f = std::move(x.on_stall)](const stall_report& y) {
+      // Elsewhere all ranks may be silent: their launchers have to hear it.
+      if (y.ends)
+        caf::anon_send(actor, stall_atom_v,
+                       failure{error_code::stalled, no_rank, {}, y.text});
+      if (f)
+        f(y);
+    };
     inspector_config inspected;
     inspected.world_size = x.world_size;
     ports = gated_middleman(system, {x.secret, x.line, x.note});

@@ -175,6 +175,31 @@ void supervisor_state::on_stop(rank_id x, bool is_stopped) {
   if (!is_stopped)
     stopped.erase(x);
   else if (stopped.emplace(x, self->clock().now()).second)
+void supervisor_state::on_result(const failure& x) {
+  ended.emplace(x.rank, x);
+  auto absent = ranks->absent();
+  if (std::find(absent.begin(), absent.end(), x.rank) != absent.end())
+    refuse_absence();
+  // While it is a member, its goodbye may still be on the way, ahead of the end
+  // of its connection.
+  else if (!members.contains(x.rank))
+    lose(x);
+}
+
+void supervisor_state::refuse_absence() {
+  // As long as nobody waits, it may be that no rank wants to join.
+  if (failed || waiting.empty())
+    return;
+  for (auto x : ranks->absent())
+    if (auto end = ended.find(x); end != ended.end())
+      return end_by(end->second);
+}
+
+void supervisor_state::end_elsewhere(const failure& x) {
+  for (auto& hdl : launchers)
+    self->send(hdl, down_atom_v, x);
+}
+
     self->delayed_send(self, seconds_of(stalls().timeout), stall_atom_v, x);
 }
 
@@ -292,6 +317,11 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
       self->state.on_stop(x, stopped);
     },
     [self](stall_atom, rank_id x) { self->state.judge_stop(x); },
+    [self](goodbye_atom, const failure& x) { self->state.on_result(x); },
+    [self](const member_actor& launcher) {
+      self->state.launchers.push_back(launcher);
+    },
+    [self](stall_atom, const failure& x) { self->state.end_elsewhere(x); },
     [self](deadline_atom) { self->state.on_deadline(); },
     [self](deadline_atom, rank_id x) { self->state.on_grace_over(x); },
     [self](status_atom) { return self->state.status(); },

@@ -61,6 +61,9 @@ struct supervisor_state {
   void settle();
   bool all_have_heard() const;
 
+  /// Ends the run on machines whose ranks may all be silent.
+  void end_elsewhere(const failure& x);
+
   /// A signal stopped or continued the process of a rank.
   void on_stop(rank_id x, bool stopped);
 
@@ -91,6 +94,8 @@ struct supervisor_state {
   std::map<rank_id, rank_watch_actor> watches;
   stall_monitor_actor monitor;
   inspector_actor inspector;
+  /// Of other machines.
+  std::vector<member_actor> launchers;
   std::map<rank_id, caf::actor_clock::time_point> stopped;
   bool may_monitor = true; // the monitor has not started, but may
   caf::actor_clock::time_point last_join;

@@ -3,7 +3,8 @@
 #include "actors/cluster/control_port.hpp"
 #include "actors/protocol/actor_system.hpp"
 
-#include <caf/event_based_actor.hpp>
+#include <caf/send.hpp>
+#include <caf/typed_event_based_actor.hpp>
 
 #include <utility>
 
@@ -11,16 +12,25 @@ namespace smp {
 
 namespace {
 
-caf::behavior supervisor_witness(caf::event_based_actor* self,
-                                 const supervisor_actor& supervisor,
-                                 std::function<void()> on_lost) {
+/// What the SUPERVISOR tells a launcher as well as the ranks.
+member_actor::behavior_type supervisor_witness(
+  member_actor::pointer self, const supervisor_actor& supervisor,
+  std::function<void(const failure&)> on_end, std::function<void()> on_lost) {
   self->set_down_handler([self, on_lost](const caf::down_msg&) {
     if (on_lost)
       on_lost();
     self->quit();
   });
   self->monitor(supervisor);
-  return {[](status_atom) { return true; }};
+  self->send(supervisor, member_actor{self});
+  return {
+    [on_end](down_atom, const failure& x) {
+      if (on_end)
+        on_end(x);
+    },
+    [](goodbye_atom) {},
+    [](status_atom) { return member_status{}; },
+  };
 }
 
 } // namespace
@@ -36,7 +46,7 @@ struct supervisor_link::impl {
       end_actor(system, ports, caf::exit_reason::kill);
       throw;
     }
-    witness = system.spawn(supervisor_witness, supervisor,
+    witness = system.spawn(supervisor_witness, supervisor, std::move(x.on_end),
                            std::move(x.on_lost));
   }
 
@@ -48,7 +58,7 @@ struct supervisor_link::impl {
   caf::actor_system& system;
   caf::io::middleman_actor ports;
   supervisor_actor supervisor;
-  caf::actor witness;
+  member_actor witness;
 };
 
 supervisor_link::supervisor_link(actor_host& host, options x)

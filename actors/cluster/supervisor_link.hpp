@@ -24,7 +24,9 @@ public:
     std::optional<tls_line> line;
     run_secret secret;
     std::chrono::milliseconds limit{30000};
-    /// The SUPERVISOR is gone. Any thread; must not block.
+    /// The run ends by a stall. Any thread; must not block.
+    std::function<void(const failure&)> on_end;
+    /// The SUPERVISOR is gone. The same.
     std::function<void()> on_lost;
   };
 

@@ -167,6 +167,10 @@ using supervisor_actor = caf::typed_actor<
   caf::result<void>(stall_atom, rank_id, bool),
   // INTERNAL: a rank has been stopped for long enough to report it.
   caf::result<void>(stall_atom, rank_id),
+  // The launcher of another machine, which wants to hear how the run ends.
+  caf::result<void>(member_actor),
+  // From this process: the run ends by this, which those launchers hear.
+  caf::result<void>(stall_atom, failure),
   // INTERNAL: the join deadline has passed.
   caf::result<void>(deadline_atom),
   // INTERNAL: no better cause for the loss of this rank arrived in time.

@@ -341,6 +341,7 @@ int launch(const launch_options& x) {
   auto options = group_options(x, place, handed_over.get());
   std::function<void(const failure&)> report;
   std::function<void(rank_id, bool)> report_stop;
+  result.on_end = [&group](const failure& x) { group.end(x, code_stalled); };
   options.on_failure = [&](const failure& cause) { report(cause); };
   options.on_stop = [&](rank_id y, bool stopped) { report_stop(y, stopped); };
   process_group group{std::move(options)};
