@@ -418,6 +418,7 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   }
   auto [what, app] = parser.parsed();
   x.result.what = what;
+  x.result.words.assign(argv, argv + argc);
   if (what == command::train)
     if (auto text = complaint(x.result.config, parser.names()); !text.empty())
       return fail(text);

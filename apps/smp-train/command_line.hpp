@@ -62,6 +62,7 @@ struct nodes_command {
 /// What the user typed.
 struct command_line {
   command what = command::train;
+  std::vector<std::string> words; // all of it
   std::string config;
   /// "--table.key=value", including the key that `--ranks` sets.
   std::vector<std::string> overrides;

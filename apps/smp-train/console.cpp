@@ -147,6 +147,19 @@ void console::on_checkpoint(uint64_t step, const saved_checkpoint& x) {
                bytes_text(x.bytes), duration_text(x.seconds));
 }
 
+void console::end_with_files(const train_summary& x,
+                             const std::string& run_dir) const {
+  item("files", run_dir + "/metrics.jsonl");
+  if (!x.model_file.empty())
+    item("", x.model_file);
+  if (x.last_checkpoint.empty())
+    return;
+  item("", x.last_checkpoint);
+  if (x.interrupted)
+    item("resume",
+         options_.resumes.empty() ? "with the same command" : options_.resumes);
+}
+
 void console::end(const train_summary& x, const std::string& run_dir) {
   clear_line();
   print_stderr(
@@ -195,11 +208,7 @@ void console::end(const train_summary& x, const std::string& run_dir) {
     item(
       rank == 0 ? "memory" : "",
       fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]), rank));
-  item("files", run_dir + "/metrics.jsonl");
-  if (!x.model_file.empty())
-    item("", x.model_file);
-  if (!x.last_checkpoint.empty())
-    item("", x.last_checkpoint);
+  end_with_files(x, run_dir);
   if (x.sample.empty())
     return;
   auto prompt = printable(x.prompt);

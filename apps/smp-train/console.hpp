@@ -17,6 +17,8 @@ public:
     /// stderr is, or is connected to, a terminal.
     bool terminal = false;
     log_level level = log_level::info;
+    /// The command that goes on after an interrupt; empty: the same again.
+    std::string resumes = {};
   };
 
   console(const train_config& config, options x);
@@ -47,6 +49,7 @@ private:
   std::string bold(const std::string& x) const;
   void clear_line();
   std::string row(const step_metrics& x) const;
+  void end_with_files(const train_summary& x, const std::string& run_dir) const;
 
   const train_config& config_;
   options options_;

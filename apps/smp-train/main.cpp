@@ -7,6 +7,7 @@
 #include "apps/smp-train/modes.hpp"
 #include "apps/smp-train/partition.hpp"
 #include "apps/smp-train/rank_log.hpp"
+#include "apps/smp-train/run_signals.hpp"
 #include "apps/smp-train/schedule.hpp"
 #include "apps/smp-train/verify.hpp"
 #include "runtime/base/file_io.hpp"
@@ -33,7 +34,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -126,6 +126,10 @@ class listeners final : public train_listener {
 public:
   void add(train_listener& x) {
     all_.push_back(&x);
+  bool wants_checkpoint() override {
+    return take_wish_to_save();
+  }
+
   }
 
   void on_start(const train_start& start) override {
@@ -135,6 +139,34 @@ public:
 
   void on_decision(const partition_decision& decision, session& s,
                    model_state& state, trainable& whole) override {
+/// @returns the command that goes on with a run that is interrupted now; empty
+/// if it is one of several that other programs start
+std::string resume_command(const command_line& cmd,
+                           const train_config& config) {
+  auto here = read_rank_environment();
+  if (cmd.nodes.nodes > 1 || (here && !here->supervised))
+    return {};
+  auto words = without_options(cmd.words, {"--run-dir"});
+  if (config.checkpoint.resume != "auto") {
+    words = without_options(words, {"--checkpoint.resume"});
+    words.emplace_back("--checkpoint.resume=auto");
+  }
+  std::string result;
+  for (auto& word : words)
+    result += (result.empty() ? "" : " ") + shell_word(word);
+  return result;
+}
+
+/// @returns null on rank 0 under our launcher, where the console is its log
+std::shared_ptr<rank_log> log_of_rank(session& s, const command_line& cmd,
+                                      const std::string& run_dir,
+                                      bool supervised) {
+  if (!supervised)
+    return std::make_shared<rank_log>(
+      cmd.level, fmt::format("{}/log-{}.txt", run_dir, s.rank()));
+  return s.rank() > 0 ? std::make_shared<rank_log>(cmd.level) : nullptr;
+}
+
     for (auto* x : all_)
       x->on_decision(decision, s, state, whole);
   }
@@ -172,16 +204,12 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     make_run_dir(run_dir, {}); // for ranks of other machines
   else
     write_run_config(run_dir, config);
-  std::shared_ptr<rank_log> log;
-  if (!supervised)
-    log = std::make_shared<rank_log>(
-      cmd.level, fmt::format("{}/log-{}.txt", run_dir, s.rank()));
-  else if (s.rank() > 0)
-    log = std::make_shared<rank_log>(cmd.level);
+  auto log = log_of_rank(s, cmd, run_dir, supervised);
   const bool compares = cmd.what == command::verify;
   std::optional<console> screen;
   if (s.rank() == 0 && !compares)
-    screen.emplace(config, console::options{stderr_is_terminal(), cmd.level});
+    screen.emplace(config, console::options{stderr_is_terminal(), cmd.level,
+                                            resume_command(cmd, config)});
   listeners all;
   if (log) {
     log->info(fmt::format(
@@ -203,12 +231,12 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
   }
   try {
     if (compares) {
-      auto end = verify(s, cmd, config, run_dir, all, interrupted);
+      auto end = verify(s, cmd, config, run_dir, all, interrupted());
       return end == verify_end::equal       ? exit_done
              : end == verify_end::different ? exit_different
                                             : exit_interrupted;
     }
-    auto summary = train(s, config, run_dir, all, interrupted);
+    auto summary = train(s, config, run_dir, all, interrupted());
     if (screen)
       screen->end(summary, run_dir);
     if (log)
@@ -224,16 +252,17 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
 /// This process is one rank.
 int run_process(const command_line& cmd, const train_config& config,
                 bool supervised) {
-  catch_interrupt(config, supervised);
+  catch_signals(config, supervised);
   session s{config.smp, shared_settings(config)};
   return run_rank(s, cmd, config, supervised);
 }
 
 /// All ranks are threads of this process.
 int run_threads(const command_line& cmd, const train_config& config) {
-  catch_interrupt(config, false);
+  catch_signals(config, false);
   virtual_world_options world;
   world.config = config.smp;
+  options.blocked_signal = save_signal(config);
   std::atomic<int> result = exit_done;
   run_virtual_world(ranks_of(config), world, [&](session& s) {
     auto code = run_rank(s, cmd, config, false);
@@ -427,6 +456,7 @@ int run(int argc, char** argv) {
   if (cmd->what == command::schedule) {
     draw_schedule(cmd->schedule, config, stderr_is_terminal());
     return exit_done;
+    hold_signals();
   }
   check_modes(*cmd, modes, environment.has_value());
   check_json_file(cmd->verify.json);

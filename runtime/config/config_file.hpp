@@ -163,7 +163,9 @@ struct checkpoint_config {
   /// "auto": the newest complete checkpoint in `dir`, if any; "none"; or the
   /// path of a checkpoint.
   std::string resume = "auto";
-  bool on_interrupt = false;
+  bool on_interrupt = true;
+  /// A signal that saves and goes on: "SIGUSR1", "SIGUSR2" or "none".
+  std::string signal = "SIGUSR1";
   /// Seconds that the launcher then waits for the ranks to end.
   uint64_t interrupt_grace = 30;
 };

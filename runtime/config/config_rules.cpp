@@ -265,7 +265,8 @@ public:
     idle("checkpoint.interval", x.interval != none.interval);
     idle("checkpoint.keep", x.keep != none.keep);
     idle("checkpoint.resume", x.resume == "none");
-    idle("checkpoint.on_interrupt", x.on_interrupt);
+    idle("checkpoint.on_interrupt", x.on_interrupt != none.on_interrupt);
+    idle("checkpoint.signal", x.signal == "SIGUSR2");
   }
 
   void check_replicas() {

@@ -260,6 +260,12 @@ const std::vector<config_key> run_table = {
    .slot = SMP_SLOT(checkpoint.on_interrupt),
    .meaning = "Ctrl-C and SIGTERM save a checkpoint before they end the run",
    .elsewhere = {"save_on_interrupt", "save_on_sigterm"}},
+  {.name = "checkpoint.signal",
+   .slot = SMP_SLOT(checkpoint.signal),
+   .meaning = "a signal that saves a checkpoint after the step, and the run "
+              "goes on",
+   .choices = {"SIGUSR1", "SIGUSR2", "none"},
+   .elsewhere = {"preemption_signal", "save_on_signal"}},
   {.name = "checkpoint.interrupt_grace",
    .slot = SMP_SLOT(checkpoint.interrupt_grace),
    .meaning = "seconds that ranks have after Ctrl-C and SIGTERM to finish "

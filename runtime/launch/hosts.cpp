@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <filesystem>
 #include <limits>
@@ -89,6 +90,18 @@ std::string quoted(const std::string& x) {
       result += c;
   return result + '\'';
 }
+
+} // namespace
+
+std::string shell_word(const std::string& x) {
+  auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0
+           || std::string_view{"_-./=:,+@%"}.find(c) != std::string_view::npos;
+  };
+  return !x.empty() && std::all_of(x.begin(), x.end(), plain) ? x : quoted(x);
+}
+
+namespace {
 
 std::string remote_command(const std::vector<std::string>& words) {
   auto result = fmt::format("cd {} && {}=1 exec",
@@ -194,6 +207,7 @@ int launch_on_hosts(const std::vector<host_share>& hosts,
     return std::vector<std::string>{"ssh", "-o", "BatchMode=yes",
                                     hosts[node].host, remote_command(words)};
   };
+  options.passes_signals = false;
   // The launchers there first end their ranks, and say why.
   options.grace = std::chrono::seconds{8};
   options.interrupt_grace = interrupt_grace + options.grace;

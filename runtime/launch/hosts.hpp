@@ -29,6 +29,9 @@ std::vector<uint64_t> shares_of(uint64_t nodes,
                                 const std::vector<uint64_t>& per_node,
                                 uint64_t ranks);
 
+/// @returns `x` as a shell reads it, quoted if it has to be
+std::string shell_word(const std::string& x);
+
 /// @param master "HOST:PORT", "[IPV6]:PORT"
 /// @throws error (config) if it is neither
 node_options read_node(uint64_t node, std::vector<uint64_t> shares,

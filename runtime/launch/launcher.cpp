@@ -226,7 +226,8 @@ process_group::options group_options(const launch_options& x,
   result.first_rank = place.first_rank;
   result.log_dir = place.log_dir;
   result.verdict = x.verdict;
-  result.inherited = {secret, place.stage.get()};
+  result.blocked_signal = x.blocked_signal;
+  result.inherited = {secret, place.progress.get()};
   result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
   result.grace = x.grace;
   result.interrupt_grace = x.interrupt_grace;

@@ -39,6 +39,9 @@ struct launch_options {
   /// Ranks know it as `session::run_dir`. Empty: all ranks write to the
   /// console; on machines other than the first: as the first machine has it.
   std::string log_dir;
+  /// A signal that ranks block until they handle it; 0: none. SIGUSR1 and
+  /// SIGUSR2 are passed on to them.
+  int blocked_signal = 0;
   /// An exit code of a rank that, like 0, is a result and not a failure.
   int verdict = 0;
   /// Timeout for each rank to begin its session, or to end. With several

@@ -78,6 +78,7 @@ struct child_plan {
   int err;
   const int* kept;
   size_t kept_count;
+  int blocked;
   int null;
   int report; // takes errno if exec fails
   pid_t parent;
@@ -115,9 +116,11 @@ void reset_signals() {
     for (size_t i = 0; i < x.kept_count; ++i)
       ::fcntl(x.kept[i], F_SETFD, 0);
     reset_signals();
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    sigset_t blocked;
+    ::sigemptyset(&blocked);
+    if (x.blocked != 0)
+      ::sigaddset(&blocked, x.blocked);
+    ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
     ::execve(x.program, x.arguments, x.environment);
   }
   int why = errno;
@@ -140,9 +143,9 @@ pid_t spawn(const spawn_options& x) {
     fail(program, errno);
   file_descriptor read_end{ends[0]};
   file_descriptor write_end{ends[1]};
-  child_plan plan{program.c_str(), argv.data(),   envp.data(),   x.out,
-                  x.err,           x.kept.data(), x.kept.size(), null.get(),
-                  write_end.get(), ::getpid()};
+  child_plan plan{program.c_str(), argv.data(),     envp.data(),   x.out,
+                  x.err,           x.kept.data(),   x.kept.size(), x.blocked,
+                  null.get(),      write_end.get(), ::getpid()};
   // Between fork and reset_signals a handler of ours would talk to the parent
   // through shared descriptors.
   sigset_t all;

@@ -25,11 +25,14 @@ struct spawn_options {
   int err = 2;
   /// Descriptors that stay open in the child, under their numbers.
   std::vector<int> kept;
+  /// A signal that the child blocks until it can handle it; 0: none.
+  int blocked = 0;
 };
 
 /// Starts a process that leads a process group of its own and is killed when
 /// the calling thread ends for whatever reason. It inherits no other descriptor
-/// and no blocked signal; ignored ones stay ignored (nohup), except SIGPIPE.
+/// and blocks no other signal; ignored ones stay ignored (nohup), except
+/// SIGPIPE.
 /// @throws error (config) if the program cannot be executed
 pid_t spawn(const spawn_options& x);
 

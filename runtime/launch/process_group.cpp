@@ -39,7 +39,7 @@ process_group::process_group(options x) : options_(std::move(x)) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   // Before the first child, so that no end is missed.
   signals_.add(SIGCHLD);
-  for (int number : {SIGINT, SIGTERM, SIGHUP})
+  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2})
     if (!is_ignored(number))
       signals_.add(number);
 }
@@ -47,6 +47,12 @@ process_group::process_group(options x) : options_(std::move(x)) {
 process_group::~process_group() {
   for (auto& x : children_)
     if (!x.end)
+  // Who waits for this to handle them has blocked them.
+  sigset_t passed_on;
+  ::sigemptyset(&passed_on);
+  ::sigaddset(&passed_on, SIGUSR1);
+  ::sigaddset(&passed_on, SIGUSR2);
+  ::pthread_sigmask(SIG_UNBLOCK, &passed_on, nullptr);
       ::kill(-x.pid, SIGKILL);
   for (auto& x : children_)
     reap_group(x.pid);
@@ -94,6 +100,7 @@ void process_group::start_rank(uint64_t rank,
     x.environment[has_logs ? unwritten_words_variable : last_words_variable]
       = std::to_string(words_in_.get());
   }
+  x.blocked = options_.blocked_signal;
   file_descriptor log;
   if (console_ && rank == 0) {
     x.out = console_->out();
@@ -225,10 +232,23 @@ void process_group::reap_all() {
   // Among several ends at once, a signal is the more likely cause.
   std::stable_partition(ended.begin(), ended.end(), [this](uint64_t i) {
     return children_[i].end->signal != 0;
+  else if (number == SIGUSR1 || number == SIGUSR2)
+    pass_on(number);
   });
   for (auto i : ended)
     on_end(rank_id{options_.first_rank + i}, *children_[i].end);
   look_for_stops();
+void process_group::pass_on(int number) {
+  if (!options_.passes_signals)
+    return static_cast<void>(print_stderr(
+      "smp: ssh passes no SIG{} on: send it to smp-train on one of the "
+      "machines\n",
+      ::sigabbrev_np(number)));
+  for (auto& x : children_)
+    if (!x.end)
+      ::kill(x.pid, number);
+}
+
   if (all_gone()) {
     signals_.cancel();
     term_timer_.cancel();

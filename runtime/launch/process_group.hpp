@@ -62,6 +62,11 @@ public:
     std::chrono::milliseconds second_hand{100};
     /// Time from the first interrupt until all are gone.
     std::chrono::milliseconds interrupt_grace{30000};
+    /// Whether SIGUSR1 and SIGUSR2 go to the processes, which use them as they
+    /// like. If not, one line says so.
+    bool passes_signals = true;
+    /// One that the processes block until they handle it; 0: none.
+    int blocked_signal = 0;
     /// Interrupts the processes once the reader of stderr is gone: ssh forwards
     /// neither signals nor its own end.
     bool ends_with_output = false;
@@ -148,6 +153,7 @@ private:
   std::string last_words() const;
   std::string given_words(uint64_t rank) const;
   bool told_by_rank_0() const;
+  void pass_on(int number);
   /// Tells whether rank 0 wrote `x` to the console, however it ended.
   bool has_printed(const std::string& x) const;
 

@@ -40,7 +40,7 @@ bool run_checkpoints::due(uint64_t step, bool interrupted) const {
   auto& x = config_.checkpoint;
   if (x.dir.empty())
     return false;
-  return step % x.interval == 0 || step == config_.train.steps
+  return wanted_ || step % x.interval == 0 || step == config_.train.steps
          || (interrupted && x.on_interrupt);
 }
 

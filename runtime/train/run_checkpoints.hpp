@@ -49,6 +49,11 @@ public:
   /// @param interrupted the run ends after this step
   bool due(uint64_t step, bool interrupted) const;
 
+  /// @param x whether somebody wants one after this step, due or not
+  void want(bool x) {
+    wanted_ = x;
+  }
+
   saved_checkpoint save(uint64_t step);
 
 private:
@@ -58,6 +63,7 @@ private:
   std::vector<distributed_optimizer*> optimizers_;
   std::shared_ptr<checkpoint_loader> found_;
   std::vector<std::string> changes_;
+  bool wanted_ = false;
 };
 
 } // namespace smp

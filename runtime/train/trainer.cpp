@@ -343,7 +343,8 @@ private:
        static_cast<double>(stats.requests),
        static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0,
        stats.fell_back ? 1.0 : 0.0, static_cast<double>(stats.offloaded_bytes),
-       stats.offload_wait_seconds, stats.replayed ? 1.0 : 0.0});
+       stats.offload_wait_seconds, stats.replayed ? 1.0 : 0.0,
+       listener_.wants_checkpoint() ? 1.0 : 0.0});
     x.samples_per_second = static_cast<double>(data_->batch_size())
                            / x.step_seconds;
     x.bubble_ratio = 1 - sums[0] / sums[1];
@@ -363,6 +364,7 @@ private:
     summary_.requests += x.requests;
     summary_.bytes_sent += x.bytes_sent;
     summary_.interrupted = sums[4] > 0;
+    checkpoints_->want(sums[9] > 0);
     if (session_.internals().records().active())
       // Pipelines that share nothing may replay from other steps on.
       x.static_mode = sums[5] > 0 ? "fallback"

@@ -82,6 +82,12 @@ public:
   /// @param step number of steps done
   virtual void on_evaluation(uint64_t step, double loss) = 0;
 
+  /// Asked on each rank after a step: if one wants it, all save a checkpoint
+  /// now, in addition to those that are due. Only if there is a folder for it.
+  virtual bool wants_checkpoint() {
+    return false;
+  }
+
   /// A checkpoint is on disk.
   virtual void on_checkpoint(uint64_t step, const saved_checkpoint& x);
 };

@@ -302,10 +302,9 @@ TEST_CASE_METHOD(checkpoint_run, "a run goes on with other ranks",
   }
 }
 
-TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save if they are asked to",
+TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save, and SIGUSR1 goes on",
                  "[apps][checkpoint]") {
-  const std::vector<std::string> options{"--checkpoint.on_interrupt=true",
-                                         "--checkpoint.interval=1000",
+  const std::vector<std::string> options{"--checkpoint.interval=1000",
                                          "--train.steps=100000"};
   uint64_t before = 0;
   // Processes have a launcher, which hears it; threads hear it themselves.
@@ -316,14 +315,21 @@ TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save if they are asked to",
     with_transport.push_back(std::string{"--transport.type="} + transport);
     auto p = train(with_transport, name);
     REQUIRE(p.wait_for(std::to_string(before + 10) + "/100000"));
+    p.signal(SIGUSR1);
+    REQUIRE(p.wait_for("checkpoint at step "));
+    auto later = (newest() / 10 + 2) * 10;
+    REQUIRE(p.wait_for(std::to_string(later) + "/100000"));
     p.signal(number);
     CHECK(p.join() == 130);
-    CHECK_THAT(p.output(), ContainsSubstring("checkpoint at step "));
+    CHECK_THAT(p.output(), ContainsSubstring("/smp-train tiny.toml --model."
+                                             "dropout=0.1 --checkpoint."
+                                             "interval=1000 "));
     auto last = metrics(name).back()["step"].get<uint64_t>();
     CHECK(newest() == last);
     before = last / 10 * 10;
   }
-  auto p = train({"--train.steps=100000", "--checkpoint.interval=100000"},
+  auto p = train({"--train.steps=100000", "--checkpoint.interval=100000",
+                  "--checkpoint.on_interrupt=false"},
                  "other");
   REQUIRE(p.wait_for(std::to_string(before + 10) + "/100000"));
   p.signal(SIGINT);
@@ -340,7 +346,6 @@ TEST_CASE_METHOD(checkpoint_run,
     return program{{"sh", "-c",
                     "unset UCX_DEBUG_SIGNO; trap '' HUP INT; exec \"$@\"", "sh",
                     built_program("smp-train"), "tiny.toml", "--run-dir", name,
-                    "--checkpoint.on_interrupt=true",
                     "--checkpoint.interval=1000", "--train.steps=100000"},
                    path};
   };
@@ -362,7 +367,6 @@ TEST_CASE_METHOD(checkpoint_run, "Ranks of another launcher save on SIGTERM",
                  "[apps][checkpoint]") {
   auto rank = [this](int number) {
     return start({"tiny.toml", "--run-dir=run", "--ranks=2",
-                  "--checkpoint.on_interrupt=true",
                   "--checkpoint.interval=1000", "--train.steps=100000"},
                  of_two_under_mpirun(number));
   };
@@ -384,13 +388,10 @@ TEST_CASE_METHOD(checkpoint_run,
   // What the other machine would do, this one does.
   auto ssh = write("bin/ssh", "#!/bin/sh\nexec sh -c \"$4\"\n");
   fs::permissions(ssh, fs::perms::owner_all);
-  std::vector<std::string> words{"tiny.toml",
-                                 "--run-dir=run",
-                                 "--train.steps=100000",
-                                 "--checkpoint.interval=100000",
-                                 "--checkpoint.on_interrupt=true",
-                                 "--checkpoint.interrupt_grace="
-                                   + std::to_string(seconds)};
+  std::vector<std::string> words{
+    "tiny.toml", "--run-dir=run", "--train.steps=100000",
+    "--checkpoint.interval=100000",
+    "--checkpoint.interrupt_grace=" + std::to_string(seconds)};
   if (by_ssh)
     words.push_back("--hosts=here:2");
   auto p = start(

@@ -408,6 +408,26 @@ TEST_CASE("a group that is given up takes its processes along",
   std::vector<pid_t> pids;
   {
     process_group::options options;
+TEST_CASE("SIGUSR1 and SIGUSR2 reach processes, which may block one at first",
+          "[runtime][launch]") {
+  auto [number, name] = GENERATE(
+    table<int, std::string>({{SIGUSR1, "USR1"}, {SIGUSR2, "USR2"}}));
+  shell_run x{"trap 'exit 0' " + name
+              + "; tail -f /dev/null & echo >$DIR/ready; wait"};
+  signpost ready{x.dir, "ready"};
+  auto result = x.run([&, number = number](process_group&) {
+    ready.wait_for(2);
+    ::kill(::getpid(), number);
+  });
+  CHECK_FALSE(result.cause);
+  CHECK_FALSE(result.interrupted);
+  shell_run y{"exec grep SigBlk /proc/self/status", 1};
+  y.options.blocked_signal = number;
+  y.run();
+  CHECK(std::stoull(y.log(0).substr(y.log(0).find(':') + 1), nullptr, 16)
+        == 1ull << (number - 1));
+}
+
     options.command = {"sh", "-c", std::string{"trap '' TERM; "} + forever};
     options.size = 2;
     process_group group{options};
