@@ -103,6 +103,10 @@ void supervisor_host::report_down(const failure& x) {
   caf::anon_send(impl_->actor, down_atom_v, x);
 }
 
+void supervisor_host::report_result(const failure& x) {
+  caf::anon_send(impl_->actor, goodbye_atom_v, x);
+}
+
 void supervisor_host::report_stop(rank_id x, bool stopped) {
   caf::anon_send(impl_->actor, stall_atom_v, x, stopped);
 }

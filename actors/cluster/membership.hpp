@@ -67,6 +67,10 @@ public:
   /// (SIGKILL)". The first report about a rank wins and goes to all others.
   void report_down(const failure& x);
 
+  /// The launcher saw the process of `x.rank` end with a result: as above if
+  /// the rank has not left the run before.
+  void report_result(const failure& x);
+
   /// The launcher saw a signal stop or continue the process of a rank. While no
   /// STALL MONITOR runs, this becomes a stall after the same timeout.
   void report_stop(rank_id x, bool stopped);

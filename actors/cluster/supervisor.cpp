@@ -47,6 +47,8 @@ caf::result<welcome> supervisor_state::join(const member& x,
   if (ranks->complete())
     for (auto& [rank, y] : std::exchange(waiting, {}))
       y.deliver(welcome{ranks->members(), {}});
+  else
+    refuse_absence();
   return promise;
 }
 
@@ -166,15 +168,13 @@ void supervisor_state::on_down(const caf::down_msg& x) {
   members.erase(i);
   end_monitor();
   settle();
+  if (auto end = ended.find(rank); end != ended.end())
+    return lose(end->second);
   if (options.report_grace.count() == 0)
     return on_grace_over(rank);
   self->delayed_send(self, options.report_grace, deadline_atom_v, rank);
 }
 
-void supervisor_state::on_stop(rank_id x, bool is_stopped) {
-  if (!is_stopped)
-    stopped.erase(x);
-  else if (stopped.emplace(x, self->clock().now()).second)
 void supervisor_state::on_result(const failure& x) {
   ended.emplace(x.rank, x);
   auto absent = ranks->absent();
@@ -200,6 +200,10 @@ void supervisor_state::end_elsewhere(const failure& x) {
     self->send(hdl, down_atom_v, x);
 }
 
+void supervisor_state::on_stop(rank_id x, bool is_stopped) {
+  if (!is_stopped)
+    stopped.erase(x);
+  else if (stopped.emplace(x, self->clock().now()).second)
     self->delayed_send(self, seconds_of(stalls().timeout), stall_atom_v, x);
 }
 
@@ -313,15 +317,15 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
     [self](const inspector_actor& x) { self->state.introduce(x); },
     [self](goodbye_atom, rank_id x) { self->state.leave(x); },
     [self](down_atom, const failure& x) { self->state.lose(x); },
-    [self](stall_atom, rank_id x, bool stopped) {
-      self->state.on_stop(x, stopped);
-    },
-    [self](stall_atom, rank_id x) { self->state.judge_stop(x); },
     [self](goodbye_atom, const failure& x) { self->state.on_result(x); },
     [self](const member_actor& launcher) {
       self->state.launchers.push_back(launcher);
     },
     [self](stall_atom, const failure& x) { self->state.end_elsewhere(x); },
+    [self](stall_atom, rank_id x, bool stopped) {
+      self->state.on_stop(x, stopped);
+    },
+    [self](stall_atom, rank_id x) { self->state.judge_stop(x); },
     [self](deadline_atom) { self->state.on_deadline(); },
     [self](deadline_atom, rank_id x) { self->state.on_grace_over(x); },
     [self](status_atom) { return self->state.status(); },

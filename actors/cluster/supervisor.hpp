@@ -70,6 +70,12 @@ struct supervisor_state {
   /// Reports a stopped rank unless the STALL MONITOR does.
   void judge_stop(rank_id x);
 
+  /// A process ended with a result: a loss unless its rank left before.
+  void on_result(const failure& x);
+
+  /// Before all have joined: a rank that ended will never join.
+  void refuse_absence();
+
   /// The connection broke, and no better cause arrived in time.
   void on_grace_over(rank_id x);
 
@@ -88,15 +94,17 @@ struct supervisor_state {
   supervisor_host::options options;
   std::optional<roster> ranks;
   std::map<rank_id, member_actor> members;
+  /// Of other machines.
+  std::vector<member_actor> launchers;
   /// Members that were refused and have not ended yet.
   std::set<caf::actor_addr> refused;
   std::map<rank_id, caf::typed_response_promise<welcome>> waiting;
   std::map<rank_id, rank_watch_actor> watches;
   stall_monitor_actor monitor;
   inspector_actor inspector;
-  /// Of other machines.
-  std::vector<member_actor> launchers;
   std::map<rank_id, caf::actor_clock::time_point> stopped;
+  /// Processes that ended with a result, and what that means if it was early.
+  std::map<rank_id, failure> ended;
   bool may_monitor = true; // the monitor has not started, but may
   caf::actor_clock::time_point last_join;
   failure failed; // the first cause

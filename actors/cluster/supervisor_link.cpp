@@ -72,6 +72,10 @@ void supervisor_link::report_down(const failure& x) {
   caf::anon_send(impl_->supervisor, down_atom_v, x);
 }
 
+void supervisor_link::report_result(const failure& x) {
+  caf::anon_send(impl_->supervisor, goodbye_atom_v, x);
+}
+
 void supervisor_link::report_stop(rank_id x, bool stopped) {
   caf::anon_send(impl_->supervisor, stall_atom_v, x, stopped);
 }

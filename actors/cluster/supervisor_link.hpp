@@ -39,6 +39,9 @@ public:
   /// See `supervisor_host::report_down`.
   void report_down(const failure& x);
 
+  /// See `supervisor_host::report_result`.
+  void report_result(const failure& x);
+
   /// See `supervisor_host::report_stop`.
   void report_stop(rank_id x, bool stopped);
 

@@ -162,15 +162,17 @@ using supervisor_actor = caf::typed_actor<
   caf::result<void>(goodbye_atom, rank_id),
   // The launcher saw the process of a rank end.
   caf::result<void>(down_atom, failure),
+  // The same, with a result: it is lost by this if it has not left before.
+  caf::result<void>(goodbye_atom, failure),
   // The launcher, or a neighbour that waits to join, saw a signal stop or
   // continue the process of a rank.
   caf::result<void>(stall_atom, rank_id, bool),
-  // INTERNAL: a rank has been stopped for long enough to report it.
-  caf::result<void>(stall_atom, rank_id),
   // The launcher of another machine, which wants to hear how the run ends.
   caf::result<void>(member_actor),
   // From this process: the run ends by this, which those launchers hear.
   caf::result<void>(stall_atom, failure),
+  // INTERNAL: a rank has been stopped for long enough to report it.
+  caf::result<void>(stall_atom, rank_id),
   // INTERNAL: the join deadline has passed.
   caf::result<void>(deadline_atom),
   // INTERNAL: no better cause for the loss of this rank arrived in time.

@@ -60,30 +60,7 @@ constexpr int exit_interrupted = 130;
 void tell(const std::string& x) {
   static std::atomic<bool> told = false;
   if (!told.exchange(true))
-    if (!print_stderr("smp-train: {}\n", x))
-      leave_unwritten_words(x.c_str());
-}
-
-// -- interrupt ----------------------------------------------------------------
-
-std::atomic<bool> interrupted = false;
-
-/// The first Ctrl-C ends the run after the current step, the second at once.
-/// (Our launcher passes only one on.)
-void on_interrupt(int) {
-  if (interrupted.exchange(true))
-    std::_Exit(exit_interrupted);
-}
-
-/// @param supervised our launcher passes SIGTERM on as SIGINT, and sends it
-///        itself to end a rank
-void catch_interrupt(const train_config& config, bool supervised) {
-  struct sigaction action = {};
-  action.sa_handler = on_interrupt;
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  if (config.checkpoint.on_interrupt && !supervised)
-    ::sigaction(SIGTERM, &action, nullptr);
+    tell_why(fmt::format("smp-train: {}\n", x), x.c_str());
 }
 
 // -- stalls -------------------------------------------------------------------
@@ -126,10 +103,6 @@ class listeners final : public train_listener {
 public:
   void add(train_listener& x) {
     all_.push_back(&x);
-  bool wants_checkpoint() override {
-    return take_wish_to_save();
-  }
-
   }
 
   void on_start(const train_start& start) override {
@@ -139,6 +112,33 @@ public:
 
   void on_decision(const partition_decision& decision, session& s,
                    model_state& state, trainable& whole) override {
+    for (auto* x : all_)
+      x->on_decision(decision, s, state, whole);
+  }
+
+  void on_step(const step_metrics& metrics) override {
+    for (auto* x : all_)
+      x->on_step(metrics);
+  }
+
+  void on_evaluation(uint64_t step, double loss) override {
+    for (auto* x : all_)
+      x->on_evaluation(step, loss);
+  }
+
+  bool wants_checkpoint() override {
+    return take_wish_to_save();
+  }
+
+  void on_checkpoint(uint64_t step, const saved_checkpoint& saved) override {
+    for (auto* x : all_)
+      x->on_checkpoint(step, saved);
+  }
+
+private:
+  std::vector<train_listener*> all_;
+};
+
 /// @returns the command that goes on with a run that is interrupted now; empty
 /// if it is one of several that other programs start
 std::string resume_command(const command_line& cmd,
@@ -166,29 +166,6 @@ std::shared_ptr<rank_log> log_of_rank(session& s, const command_line& cmd,
       cmd.level, fmt::format("{}/log-{}.txt", run_dir, s.rank()));
   return s.rank() > 0 ? std::make_shared<rank_log>(cmd.level) : nullptr;
 }
-
-    for (auto* x : all_)
-      x->on_decision(decision, s, state, whole);
-  }
-
-  void on_step(const step_metrics& metrics) override {
-    for (auto* x : all_)
-      x->on_step(metrics);
-  }
-
-  void on_evaluation(uint64_t step, double loss) override {
-    for (auto* x : all_)
-      x->on_evaluation(step, loss);
-  }
-
-  void on_checkpoint(uint64_t step, const saved_checkpoint& saved) override {
-    for (auto* x : all_)
-      x->on_checkpoint(step, saved);
-  }
-
-private:
-  std::vector<train_listener*> all_;
-};
 
 /// @param supervised our launcher keeps stderr as this rank's log
 /// @returns the exit code
@@ -262,7 +239,6 @@ int run_threads(const command_line& cmd, const train_config& config) {
   catch_signals(config, false);
   virtual_world_options world;
   world.config = config.smp;
-  options.blocked_signal = save_signal(config);
   std::atomic<int> result = exit_done;
   run_virtual_world(ranks_of(config), world, [&](session& s) {
     auto code = run_rank(s, cmd, config, false);
@@ -286,6 +262,7 @@ int run_launcher(const command_line& cmd, const train_config& config,
   options.ranks = ranks_of(config);
   options.session = config.smp;
   options.interrupt_grace = interrupt_grace(config);
+  options.blocked_signal = save_signal(config);
   auto& nodes = cmd.nodes;
   if (nodes.nodes > 1)
     options.nodes = read_node(
@@ -456,7 +433,6 @@ int run(int argc, char** argv) {
   if (cmd->what == command::schedule) {
     draw_schedule(cmd->schedule, config, stderr_is_terminal());
     return exit_done;
-    hold_signals();
   }
   check_modes(*cmd, modes, environment.has_value());
   check_json_file(cmd->verify.json);
@@ -480,10 +456,13 @@ int run(int argc, char** argv) {
 /// @returns the exit code, whatever happens
 int run_and_tell(int argc, char** argv) {
   try {
+    hold_signals();
     prepare_process(argc, argv);
     end_on_uncaught_errors();
     return run(argc, argv);
   } catch (const error& e) {
+    if (e.code() == error_code::rank_down)
+      leave_word(last_word::heard);
     if (!told_by_others(e.code()))
       tell(e.what());
     return exit_code_of(e.code());

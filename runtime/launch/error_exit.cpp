@@ -27,30 +27,13 @@ namespace {
 
 std::terminate_handler terminate_before = nullptr;
 
-/// @returns whether the text is on its way to the launcher
-bool leave_words(const char* variable, const char* text) {
-  try {
-    auto here = read_rank_environment();
-    auto* fd = std::getenv(variable);
-    if (!here || !here->supervised || fd == nullptr)
-      return false;
-    auto words = fmt::format("{} {}", here->rank, text);
-    // A write of at most PIPE_BUF bytes is atomic: whole or not at all.
-    words.resize(std::min<size_t>(words.size(), PIPE_BUF - 1));
-    words.push_back('\0');
-    return ::write(std::atoi(fd), words.data(), words.size())
-           == static_cast<ssize_t>(words.size());
-  } catch (const error&) { // the environment is wrong
-    return false;
-  }
-}
-
 /// Other ranks may end for the same reason. Rank 0 prints the reason itself;
 /// the launcher prints the last words of another rank if that was the cause.
 bool leave_last_words(const char* text) {
   auto* rank = std::getenv("SMP_RANK");
   return rank != nullptr && std::string_view{rank} != "0"
-         && leave_words(last_words_variable, text);
+         && std::getenv(last_words_variable) != nullptr
+         && leave_word(last_word::why, text);
 }
 
 [[noreturn]] void end_with(const error& x) {
@@ -60,9 +43,10 @@ bool leave_last_words(const char* text) {
   // The program's own output comes first.
   std::cout.flush();
   std::fflush(nullptr);
-  if (!told_by_others(x.code()) && !leave_last_words(x.what())
-      && !print_stderr("{}{}\n", error_prefix, x.what()))
-    leave_unwritten_words(x.what());
+  if (x.code() == error_code::rank_down)
+    leave_word(last_word::heard);
+  if (!told_by_others(x.code()) && !leave_last_words(x.what()))
+    tell_why(fmt::format("{}{}\n", error_prefix, x.what()), x.what());
   // The destructor of the session may not have run.
   remove_segments_of_lost_ranks();
   std::_Exit(exit_code_of(x.code()));
@@ -77,8 +61,9 @@ void on_terminate() {
     } catch (const std::exception& other) {
       if (auto err = exhausted_limit(other))
         end_with(*err);
+      leave_word(last_word::why, other.what());
     } catch (...) {
-      // Not an error of ours.
+      leave_word(last_word::why, "an exception that is no std::exception");
     }
   if (terminate_before != nullptr)
     terminate_before();
@@ -87,8 +72,29 @@ void on_terminate() {
 
 } // namespace
 
-void leave_unwritten_words(const char* text) {
-  leave_words(unwritten_words_variable, text);
+bool leave_word(last_word kind, const char* text) {
+  try {
+    auto here = read_rank_environment();
+    auto* fd = std::getenv(last_words_variable);
+    if (fd == nullptr)
+      fd = std::getenv(unwritten_words_variable);
+    if (!here || !here->supervised || fd == nullptr)
+      return false;
+    auto words = fmt::format("{} {} {}", here->rank, static_cast<char>(kind),
+                             text);
+    // A write of at most PIPE_BUF bytes is atomic: whole or not at all.
+    words.resize(std::min<size_t>(words.size(), PIPE_BUF - 1));
+    words.push_back('\0');
+    return ::write(std::atoi(fd), words.data(), words.size())
+           == static_cast<ssize_t>(words.size());
+  } catch (const error&) { // the environment is wrong
+    return false;
+  }
+}
+
+void tell_why(const std::string& line, const char* text) {
+  auto told = print_stderr("{}", line);
+  leave_word(told ? last_word::told : last_word::why, told ? "" : text);
 }
 
 int exit_code_of(error_code x) noexcept {
@@ -122,7 +128,7 @@ bool told_by_others(error_code x) {
 void end_on_uncaught_errors() {
   // Programs that a rank starts must not inherit these.
   for (auto* name : {last_words_variable, unwritten_words_variable,
-                     stage_descriptor_variable})
+                     progress_descriptor_variable})
     if (auto* fd = std::getenv(name))
       ::fcntl(std::atoi(fd), F_SETFD, FD_CLOEXEC);
   if (std::get_terminate() != on_terminate)

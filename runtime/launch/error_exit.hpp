@@ -4,6 +4,7 @@
 
 #include "transport/error.hpp"
 
+#include <string>
 #include <string_view>
 
 namespace smp {
@@ -11,16 +12,26 @@ namespace smp {
 /// Precedes the text of an error that ended a rank.
 inline constexpr std::string_view error_prefix = "error: ";
 
-/// Variable of a rank without a log: the file descriptor to which it writes why
-/// it ended, as "RANK TEXT" and a zero byte.
+/// Variable of a rank without a log: the file descriptor of `leave_word`.
 inline constexpr const char* last_words_variable = "SMP_LAST_WORDS";
 
-/// Same for a rank with a log, for text that the log could not take.
+/// Same for a rank with a log.
 inline constexpr const char* unwritten_words_variable = "SMP_UNWRITTEN_WORDS";
 
-/// Tells the launcher why this rank ended if stderr could not be written, as
-/// with a log on a full disk.
-void leave_unwritten_words(const char* text);
+/// What a rank that ends tells its launcher.
+enum class last_word : char {
+  heard = 'h', // it ends because another rank was lost
+  told = 't',  // it has written why to its stderr
+  why = 'w',   // the text is why, which nobody has written yet
+};
+
+/// Writes "RANK KIND TEXT" and a zero byte for the launcher of this rank.
+/// @returns whether that is on its way; false without our launcher
+bool leave_word(last_word kind, const char* text = "");
+
+/// Prints why this rank ends, as `line`, and tells the launcher that it did, or
+/// if stderr could not be written, as with a log on a full disk, the `text`.
+void tell_why(const std::string& line, const char* text);
 
 /// @returns the exit code of a program that ends with this kind of error
 int exit_code_of(error_code x) noexcept;
@@ -31,7 +42,7 @@ bool told_by_others(error_code x);
 /// From now on an uncaught `smp::error` ends this process in order, with one
 /// line that says what happened, and with `exit_code_of`. Among several ranks
 /// that our launcher started, rank 0 prints the line, or the launcher. Other
-/// exceptions end the process as before.
+/// exceptions end the process as before, and the launcher hears what they say.
 void end_on_uncaught_errors();
 
 /// Flushes the output and ends this process, without the destructors of static

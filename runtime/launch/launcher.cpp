@@ -58,8 +58,8 @@ struct launch_place {
   std::string run_id;
   std::string log_dir;
   network_choice network;
-  /// Through it rank 0 reports how far it came.
-  file_descriptor stage;
+  /// Through it the ranks report how far they came.
+  file_descriptor progress;
   /// Why its ranks must not share memory through files; unset: they may.
   std::optional<std::string> no_shared_memory;
 
@@ -80,7 +80,7 @@ launch_place find_place(const launch_options& x) {
   launch_place result;
   result.ranks = x.ranks;
   result.log_dir = x.log_dir;
-  result.stage = stage_descriptor();
+  result.progress = progress_descriptor();
   result.secret = run_secret::make();
   auto& nodes = x.nodes;
   if (!nodes.ranks_of.empty()) {
@@ -127,7 +127,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result["SMP_LOCAL_SIZE"] = std::to_string(place.ranks);
   result["SMP_RUN_ID"] = place.run_id;
   result[secret_descriptor_variable] = std::to_string(secret);
-  result[stage_descriptor_variable] = std::to_string(place.stage.get());
+  result[progress_descriptor_variable] = std::to_string(place.progress.get());
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
   result[run_dir_variable] = place.log_dir;
@@ -161,6 +161,25 @@ std::string cause_text(const process_group::result& x) {
 
 bool is_here(rank_id x, const launch_place& place) {
   return x.value - place.first_rank < place.ranks; // wraps below it
+}
+
+rank_progress progress_of(uint64_t rank, const launch_place& place) {
+  return told_progress(place.progress.get(), rank - place.first_rank);
+}
+
+/// Says where a rank was that ended with a result before the others.
+void place_early_end(process_group::result& x, const launch_place& place) {
+  if (!x.early)
+    return;
+  auto was = progress_of(x.cause.rank.value, place);
+  x.cause.text = was.sessions == 0
+                   ? fmt::format(
+                     "ended with code {} and did not join the others", *x.early)
+                   : fmt::format(
+                     "ended with code {} {}, before the others", *x.early,
+                     was.in_step > 0 ? fmt::format("in step {}", was.steps)
+                     : was.steps > 0 ? fmt::format("after step {}", was.steps)
+                                     : "before its first step");
 }
 
 void print_cause(const process_group::result& x, const launch_place& place) {
@@ -318,6 +337,7 @@ supervisor_link::options link_of(const launch_options& x,
   result.line = place.network.line;
   result.secret = place.secret;
   result.limit = patience_between_machines;
+  result.on_end = [&group](const failure& x) { group.end(x, code_stalled); };
   // The ranks hear of it as well, and end by themselves if they can.
   result.on_lost = [&group] {
     constexpr std::chrono::seconds wait{10};
@@ -330,6 +350,20 @@ supervisor_link::options link_of(const launch_options& x,
   return result;
 }
 
+/// What becomes of the ranks here, on its way to the SUPERVISOR.
+struct rank_reports {
+  /// @param x knows the way, and outlives this
+  template <class T>
+  void go_to(T& x) {
+    down = [&x](const failure& cause) { x.report_down(cause); };
+    result = [&x](const failure& early) { x.report_result(early); };
+    stop = [&x](rank_id y, bool stopped) { x.report_stop(y, stopped); };
+  }
+
+  std::function<void(const failure&)> down, result;
+  std::function<void(rank_id, bool)> stop;
+};
+
 } // namespace
 
 int launch(const launch_options& x) {
@@ -337,14 +371,15 @@ int launch(const launch_options& x) {
     throw error{error_code::config, "the number of ranks must be at least 1"};
   auto place = find_place(x);
   check_limits(place.ranks);
+  if (x.ranks > 1 && !place.network.line)
+    check_loopback();
   auto begin = std::time(nullptr);
   auto handed_over = secret_descriptor(place.secret);
   auto options = group_options(x, place, handed_over.get());
-  std::function<void(const failure&)> report;
-  std::function<void(rank_id, bool)> report_stop;
-  result.on_end = [&group](const failure& x) { group.end(x, code_stalled); };
-  options.on_failure = [&](const failure& cause) { report(cause); };
-  options.on_stop = [&](rank_id y, bool stopped) { report_stop(y, stopped); };
+  rank_reports reports;
+  options.on_failure = [&](const failure& cause) { reports.down(cause); };
+  options.on_result = [&](const failure& early) { reports.result(early); };
+  options.on_stop = [&](rank_id y, bool stopped) { reports.stop(y, stopped); };
   process_group group{std::move(options)};
   distant_losses elsewhere;
   actor_host actors;
@@ -355,18 +390,10 @@ int launch(const launch_options& x) {
       actors, supervision_of(x, place, group, elsewhere));
   else
     link = std::make_unique<supervisor_link>(actors, link_of(x, place, group));
-  report = [&](const failure& cause) {
-    if (supervisor)
-      supervisor->report_down(cause);
-    else
-      link->report_down(cause);
-  };
-  report_stop = [&](rank_id y, bool stopped) {
-    if (supervisor)
-      supervisor->report_stop(y, stopped);
-    else
-      link->report_stop(y, stopped);
-  };
+  if (supervisor)
+    reports.go_to(*supervisor);
+  else
+    reports.go_to(*link);
   auto port = supervisor ? supervisor->port() : x.nodes.port;
   auto entry = supervisor ? let_look(*supervisor, x) : nullptr;
   group.start([&](uint64_t rank) {
@@ -375,16 +402,15 @@ int launch(const launch_options& x) {
   auto result = group.run();
   if (place.first() && place.ranks < x.ranks)
     find_first_cause(result, place, elsewhere);
+  place_early_end(result, place);
   if (result.cause || result.interrupted)
     remove_dead_segments(shared_memory_folder(), begin);
-  if (x.ranks > 1 && !place.network.line)
-    check_loopback();
   if (!place.log_dir.empty()) {
     for (auto pid : group.pids())
       remove_leftovers(place.log_dir, pid);
     if (place.first())
       write_run_outcome(place.log_dir, {exit_code(result), cause_text(result),
-                                        told_stage(place.stage.get())});
+                                        progress_of(0, place).stage()});
   }
   print_cause(result, place);
   return exit_code(result);

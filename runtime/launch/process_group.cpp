@@ -31,6 +31,11 @@ bool is_ignored(int number) {
   return ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
+/// What it means if that was no end of the run.
+std::string early_text(const process_end& x) {
+  return fmt::format("ended with code {} before the others", x.code);
+}
+
 } // namespace
 
 process_group::process_group(options x) : options_(std::move(x)) {
@@ -42,17 +47,17 @@ process_group::process_group(options x) : options_(std::move(x)) {
   for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2})
     if (!is_ignored(number))
       signals_.add(number);
-}
-
-process_group::~process_group() {
-  for (auto& x : children_)
-    if (!x.end)
   // Who waits for this to handle them has blocked them.
   sigset_t passed_on;
   ::sigemptyset(&passed_on);
   ::sigaddset(&passed_on, SIGUSR1);
   ::sigaddset(&passed_on, SIGUSR2);
   ::pthread_sigmask(SIG_UNBLOCK, &passed_on, nullptr);
+}
+
+process_group::~process_group() {
+  for (auto& x : children_)
+    if (!x.end)
       ::kill(-x.pid, SIGKILL);
   for (auto& x : children_)
     reap_group(x.pid);
@@ -95,12 +100,12 @@ void process_group::start_rank(uint64_t rank,
   x.program = options_.program.empty() ? x.arguments.at(0) : options_.program;
   x.environment = std::move(variables);
   x.kept = options_.inherited;
+  x.blocked = options_.blocked_signal;
   if (words_in_) {
     x.kept.push_back(words_in_.get());
     x.environment[has_logs ? unwritten_words_variable : last_words_variable]
       = std::to_string(words_in_.get());
   }
-  x.blocked = options_.blocked_signal;
   file_descriptor log;
   if (console_ && rank == 0) {
     x.out = console_->out();
@@ -114,7 +119,7 @@ void process_group::start_rank(uint64_t rank,
                                                   path, std::strerror(errno))};
     x.out = x.err = log.get();
   }
-  children_.push_back({spawn(x), std::nullopt});
+  children_.emplace_back().pid = spawn(x);
 }
 
 std::string process_group::log_path(uint64_t rank) const {
@@ -148,6 +153,7 @@ process_group::result process_group::run() {
   io_.run();
   for (auto& x : children_)
     reap_group(x.pid);
+  take_words();
   console_.reset(); // takes the last output
   result_.interrupted = interrupted_;
   if (result_.cause) {
@@ -160,11 +166,18 @@ process_group::result process_group::run() {
 void process_group::report(failure x) {
   boost::asio::post(io_, [this, x = std::move(x)]() mutable {
     reap_all(); // its end may be known already
-    if (auto* y = find(x.rank); y != nullptr && y->end && y->end->code != 0)
+    report_timer_.cancel();
+    auto* y = find(x.rank);
+    auto early = y != nullptr && y->end && is_result(*y->end);
+    if (y != nullptr && y->end && !early)
       return;
+    if (early)
+      x.text = early_text(*y->end);
     // A rank that is refused may be ended before it can say why.
     auto code = x.code == error_code::config ? exit_code_of(x.code) : 0;
-    blame(std::move(x), evidence::indirect, code);
+    blame(x, evidence::indirect, code);
+    if (early && result_.cause == x)
+      result_.early = y->end->code;
   });
 }
 
@@ -219,25 +232,12 @@ void process_group::await_signal() {
 void process_group::on_signal(int number) {
   if (number == SIGCHLD)
     reap_all();
+  else if (number == SIGUSR1 || number == SIGUSR2)
+    pass_on(number);
   else
     on_interrupt();
 }
 
-void process_group::reap_all() {
-  std::vector<uint64_t> ended;
-  for (uint64_t i = 0; i < children_.size(); ++i)
-    if (auto& x = children_[i]; !x.end)
-      if ((x.end = reap(x.pid)))
-        ended.push_back(i);
-  // Among several ends at once, a signal is the more likely cause.
-  std::stable_partition(ended.begin(), ended.end(), [this](uint64_t i) {
-    return children_[i].end->signal != 0;
-  else if (number == SIGUSR1 || number == SIGUSR2)
-    pass_on(number);
-  });
-  for (auto i : ended)
-    on_end(rank_id{options_.first_rank + i}, *children_[i].end);
-  look_for_stops();
 void process_group::pass_on(int number) {
   if (!options_.passes_signals)
     return static_cast<void>(print_stderr(
@@ -249,15 +249,44 @@ void process_group::pass_on(int number) {
       ::kill(x.pid, number);
 }
 
-  if (all_gone()) {
-    signals_.cancel();
-    term_timer_.cancel();
-    kill_timer_.cancel();
-    late_timer_.cancel();
-    second_hand_timer_.cancel();
-    if (output_.is_open())
-      output_.close();
-  }
+void process_group::reap_all() {
+  auto place = static_cast<size_t>(
+    std::count_if(children_.begin(), children_.end(),
+                  [](const child& x) { return x.end.has_value(); }));
+  std::vector<uint64_t> ended;
+  for (uint64_t i = 0; i < children_.size(); ++i)
+    if (auto& x = children_[i]; !x.end)
+      if ((x.end = reap(x.pid))) {
+        x.place = place;
+        ended.push_back(i);
+      }
+  take_words();
+  // Among several ends at once, a signal is the more likely cause.
+  std::stable_partition(ended.begin(), ended.end(), [this](uint64_t i) {
+    return children_[i].end->signal != 0;
+  });
+  for (auto i : ended)
+    on_end(rank_id{options_.first_rank + i}, *children_[i].end);
+  look_for_stops();
+  if (all_gone() && !std::exchange(finished_, true))
+    finish();
+}
+
+void process_group::finish() {
+  signals_.cancel();
+  term_timer_.cancel();
+  kill_timer_.cancel();
+  late_timer_.cancel();
+  second_hand_timer_.cancel();
+  if (output_.is_open())
+    output_.close();
+  if (!may_have_left_early())
+    return;
+  constexpr std::chrono::seconds limit{2}; // the witness is in this process
+  report_timer_.expires_after(limit);
+  report_timer_.async_wait([](boost::system::error_code) {
+    // The report came, or does not come: there is nothing more to wait for.
+  });
 }
 
 void process_group::look_for_stops() {
@@ -278,17 +307,28 @@ bool process_group::all_gone() const {
 
 // -- what an end means --------------------------------------------------------
 
+bool process_group::is_result(const process_end& x) const {
+  return x.signal == 0 && (x.code == 0 || x.code == options_.verdict);
+}
+
 void process_group::on_end(rank_id rank, const process_end& x) {
-  bool verdict = x.signal == 0 && x.code == options_.verdict;
-  bool clean = x.code == 0 || verdict
+  const bool good = is_result(x);
+  bool clean = good
                || (interrupted_
                    && (x.code == code_interrupted || x.signal == SIGINT));
-  if (verdict && !result_.cause)
+  if (good && x.code != 0 && !result_.cause)
     result_.code = x.code;
+  if (good && !interrupted_ && !signalled_ && options_.on_result)
+    options_.on_result({error_code::rank_down, rank, {}, early_text(x)});
   if (clean || signalled_)
     return;
-  blame({error_code::rank_down, rank, {}, x.describe()},
-        x.code == code_rank_failed ? evidence::indirect : evidence::direct,
+  auto strength = x.code != code_rank_failed ? evidence::direct
+                  : find(rank)->heard        ? evidence::heard
+                                             : evidence::indirect;
+  auto text = x.describe();
+  if (x.signal == SIGKILL && options_.why_killed)
+    text += options_.why_killed();
+  blame({error_code::rank_down, rank, {}, std::move(text)}, strength,
         x.signal != 0 ? 0 : x.code);
 }
 
@@ -296,21 +336,43 @@ void process_group::blame(failure x, evidence strength, int code) {
   // The end of a process replaces what others only reported about it.
   bool same_rank = result_.cause.rank == x.rank && code != 0;
   bool consequence = evidence_ == evidence::verdict
-                     || (interrupted_ && strength == evidence::indirect);
+                     || (interrupted_ && strength <= evidence::indirect);
   if (consequence) {
     end_all();
     return;
   }
-  if (strength > evidence_ || (strength == evidence_ && same_rank)) {
-    evidence_ = strength;
+  bool says_more = same_rank && evidence_ <= evidence::indirect;
+  // Whatever the cause so far was, it may be a consequence of this.
+  bool earlier = ended_before_cause(x.rank);
+  if (strength > evidence_ || says_more || earlier) {
+    evidence_ = earlier ? std::max(evidence_, strength) : strength;
     result_.cause = x;
     result_.code = code;
+    result_.early.reset();
   }
   if (code == code_rank_failed)
     tell_later(std::move(x));
   else
     tell(x);
   end_all();
+}
+
+bool process_group::ended_before_cause(rank_id x) const {
+  auto* mine = find(x);
+  auto* other = find(result_.cause.rank);
+  return mine != nullptr && other != nullptr && mine->end && other->end
+         && is_result(*mine->end) && mine->place < other->place;
+}
+
+bool process_group::may_have_left_early() const {
+  if (!options_.on_result || interrupted_ || evidence_ > evidence::indirect)
+    return false;
+  for (uint64_t i = 0; i < children_.size(); ++i)
+    if (is_result(*children_[i].end)
+        && (evidence_ == evidence::heard
+            || ended_before_cause(rank_id{options_.first_rank + i})))
+      return true;
+  return false;
 }
 
 void process_group::tell(const failure& x) {
@@ -331,7 +393,7 @@ void process_group::tell_later(failure x) {
 }
 
 void process_group::end_all() {
-  if (std::exchange(ending_, true))
+  if (std::exchange(ending_, true) || all_gone())
     return;
   // First, the ranks get time to end by themselves and say why.
   after(term_timer_, options_.grace / 4, SIGTERM);
@@ -376,7 +438,10 @@ void process_group::send_to_all(int number) {
 bool process_group::told_by_rank_0() const {
   auto* rank_0 = find(rank_id{0});
   bool orderly = result_.code >= 2 && result_.code <= 5 && rank_0 != nullptr
-                 && rank_0->end && rank_0->end->code == result_.code;
+                 && rank_0->end
+                 && rank_0->end->code == result_.code
+                 // Anybody may exit with 3, for any reason.
+                 && (result_.code != code_rank_failed || rank_0->told);
   return orderly
          || (evidence_ == evidence::verdict && has_printed(result_.cause.text));
 }
@@ -393,12 +458,12 @@ bool process_group::has_printed(const std::string& x) const {
 
 std::string process_group::last_words() const {
   auto rank = result_.cause.rank.value;
-  if (rank == 0 || find(result_.cause.rank) == nullptr || result_.code == 0
-      || told_by_rank_0())
+  auto* mine = find(result_.cause.rank);
+  if (rank == 0 || mine == nullptr || told_by_rank_0())
     return {};
-  auto given = given_words(rank);
-  if (options_.log_dir.empty() || !given.empty())
-    return given;
+  // The log of a process that a signal killed may end with anything.
+  if (options_.log_dir.empty() || !mine->why.empty() || result_.code == 0)
+    return mine->why;
   std::ifstream file{log_path(rank), std::ios::binary | std::ios::ate};
   auto size = static_cast<std::streamoff>(file.tellg());
   file.seekg(std::max<std::streamoff>(0, size - 4096));
@@ -414,18 +479,25 @@ std::string process_group::last_words() const {
   return result;
 }
 
-std::string process_group::given_words(uint64_t rank) const {
+void process_group::take_words() {
   std::string all;
   char buffer[4096];
   // Does not block, so other holders of the write end do not matter.
   for (ssize_t n; (n = ::read(words_out_.get(), buffer, sizeof(buffer))) > 0;)
     all.append(buffer, static_cast<size_t>(n));
-  auto begins = fmt::format("{} ", rank);
   std::istringstream of_all_ranks{all};
-  for (std::string words; std::getline(of_all_ranks, words, '\0');)
-    if (words.starts_with(begins))
-      return words.substr(begins.size());
-  return {};
+  for (std::string words; std::getline(of_all_ranks, words, '\0');) {
+    std::istringstream in{words};
+    uint64_t rank = 0;
+    char kind = 0;
+    auto* from = in >> rank >> kind ? find(rank_id{rank}) : nullptr;
+    if (from == nullptr)
+      continue;
+    from->heard |= kind == static_cast<char>(last_word::heard);
+    from->told |= kind == static_cast<char>(last_word::told);
+    if (kind == static_cast<char>(last_word::why) && in.get() == ' ')
+      from->why = words.substr(static_cast<size_t>(in.tellg()));
+  }
 }
 
 } // namespace smp

@@ -72,6 +72,12 @@ public:
     bool ends_with_output = false;
     /// Called in `run` when a process fails (not: is ended by this object).
     std::function<void(const failure&)> on_failure;
+    /// Called in `run` when a process ends with a result, with what that means
+    /// if it was too early: only others know, and `report` it then.
+    std::function<void(const failure&)> on_result;
+    /// @returns ", as ...": why a process was killed by SIGKILL, if the kernel
+    /// tells; called in `run`.
+    std::function<std::string()> why_killed;
     /// Called in `run` when a signal stops or continues a process.
     std::function<void(rank_id, bool stopped)> on_stop;
   };
@@ -83,12 +89,14 @@ public:
     /// Exit code of the process that is the cause; 0 if it has none. Without a
     /// cause, `options::verdict` if a process returned it, else 0.
     int code = 0;
-    /// Last line of its log, or without logs its last words (error_exit.hpp),
-    /// unless the console already shows them.
+    /// Its last words (error_exit.hpp), or the last line of its log, unless the
+    /// console already shows them.
     std::string last_words;
     /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), or was
     /// ended on its way out: it has printed the reason to the console.
     bool told_by_rank_0 = false;
+    /// The cause ended with this result, before the others.
+    std::optional<int> early;
   };
 
   explicit process_group(options x);
@@ -122,13 +130,20 @@ private:
   struct child {
     pid_t pid = 0;
     std::optional<process_end> end;
+    /// How many ended before it.
+    size_t place = 0;
     bool stopped = false;
+    // Its last words.
+    bool heard = false; // of the loss of another
+    bool told = false;
+    std::string why;
   };
 
   /// How good a cause is: a process that exits with code 3, or that others
-  /// report as lost, may only have noticed the loss of another rank. A finding
-  /// about the run as a whole counts most.
-  enum class evidence { none, indirect, direct, verdict };
+  /// report as lost, may only have noticed the loss of another rank, all the
+  /// more if it says so (`heard`). A finding about the run as a whole counts
+  /// most.
+  enum class evidence { none, heard, indirect, direct, verdict };
 
   /// @returns the process of that rank; null if it is not here
   child* find(rank_id x);
@@ -138,10 +153,17 @@ private:
   void await_output_end();
   void on_signal(int number);
   void on_interrupt();
+  void pass_on(int number);
   void reap_all();
   void look_for_stops();
+  bool is_result(const process_end& x) const;
   void on_end(rank_id rank, const process_end& x);
   void blame(failure x, evidence strength, int code);
+  /// @returns whether `x` ended with a result and the cause ended later
+  bool ended_before_cause(rank_id x) const;
+  /// Whether a process that ended well may be the cause, as only others know.
+  bool may_have_left_early() const;
+  void finish();
   void tell(const failure& x);
   void tell_later(failure x);
   void end_all();
@@ -151,9 +173,9 @@ private:
   bool all_gone() const;
   std::string log_path(uint64_t rank) const;
   std::string last_words() const;
-  std::string given_words(uint64_t rank) const;
+  /// Takes the last words that came from the pipe.
+  void take_words();
   bool told_by_rank_0() const;
-  void pass_on(int number);
   /// Tells whether rank 0 wrote `x` to the console, however it ended.
   bool has_printed(const std::string& x) const;
 
@@ -164,6 +186,7 @@ private:
   boost::asio::steady_timer kill_timer_{io_};
   boost::asio::steady_timer late_timer_{io_};
   boost::asio::steady_timer second_hand_timer_{io_};
+  boost::asio::steady_timer report_timer_{io_};
   boost::asio::posix::stream_descriptor output_{io_};
   /// Whether this process was a subreaper of orphans before.
   int adopted_ = 0;
@@ -176,6 +199,7 @@ private:
   bool interrupted_ = false;
   /// The first failure came, or an interrupt took too long.
   bool ending_ = false;
+  bool finished_ = false;
   /// Signals were sent: a process that dies now is not a cause.
   bool signalled_ = false;
   evidence evidence_ = evidence::none;

@@ -12,16 +12,10 @@
 #include <cstring>
 #include <fstream>
 
-#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace smp {
-
-namespace {
-
-/// The count of a step. Sessions, maybe several per rank, add up below it.
-constexpr eventfd_t one_step = eventfd_t{1} << 32;
-
-} // namespace
 
 const char* to_string(run_stage x) noexcept {
   switch (x) {
@@ -35,27 +29,56 @@ const char* to_string(run_stage x) noexcept {
   return "unknown";
 }
 
-file_descriptor stage_descriptor() {
-  file_descriptor result{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+run_stage rank_progress::stage() const noexcept {
+  return done > 0       ? run_stage::step
+         : sessions > 0 ? run_stage::session
+                        : run_stage::start;
+}
+
+file_descriptor progress_descriptor() {
+  file_descriptor result{::memfd_create("smp-progress", MFD_CLOEXEC)};
   if (!result)
     throw config_error(
-      fmt::format("no descriptor by which rank 0 tells how "
-                  "far it came: {}",
+      fmt::format("no memory file in which ranks tell how far they came: {}",
                   std::strerror(errno)));
   return result;
 }
 
-void tell_stage(run_stage x) {
-  auto* fd = std::getenv(stage_descriptor_variable);
-  if (fd != nullptr && x != run_stage::start)
-    ::eventfd_write(std::atoi(fd), x == run_stage::step ? one_step : 1);
+progress_report::progress_report() {
+  auto* fd = std::getenv(progress_descriptor_variable);
+  auto* slot = std::getenv("SMP_LOCAL_RANK");
+  if (fd == nullptr || slot == nullptr)
+    return;
+  fd_ = std::atoi(fd);
+  slot_ = static_cast<uint64_t>(std::atoll(slot));
+  now_ = told_progress(fd_, slot_);
 }
 
-run_stage told_stage(int fd) {
-  eventfd_t told = 0;
-  if (::eventfd_read(fd, &told) != 0)
-    return run_stage::start;
-  return told >= one_step ? run_stage::step : run_stage::session;
+void progress_report::session_begins() {
+  ++now_.sessions;
+  tell();
+}
+
+void progress_report::operator()(bool begins) {
+  now_.in_step = begins ? 1 : 0;
+  ++(begins ? now_.steps : now_.done);
+  tell();
+}
+
+void progress_report::tell() const {
+  if (fd_ < 0)
+    return;
+  auto at = static_cast<off_t>(slot_ * sizeof(now_));
+  auto ignored = ::pwrite(fd_, &now_, sizeof(now_), at);
+  static_cast<void>(ignored);
+}
+
+rank_progress told_progress(int fd, uint64_t local_rank) {
+  rank_progress result;
+  auto at = static_cast<off_t>(local_rank * sizeof(result));
+  if (::pread(fd, &result, sizeof(result), at) != sizeof(result))
+    return {};
+  return result;
 }
 
 std::string end_path(const std::string& run_dir) {

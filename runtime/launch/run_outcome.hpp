@@ -24,21 +24,47 @@ constexpr run_stage last_of(run_stage) noexcept {
 /// @returns "start", "session", "step"
 const char* to_string(run_stage x) noexcept;
 
-// -- from rank 0 to its launcher ----------------------------------------------
+// -- from ranks to their launcher ---------------------------------------------
 
-/// Variable of a rank: the number of the descriptor for `tell_stage`.
-inline constexpr const char* stage_descriptor_variable = "SMP_STAGE_FD";
+/// How far a rank came.
+struct rank_progress {
+  uint64_t sessions = 0; // that began
+  uint64_t steps = 0;    // that began, in all sessions
+  uint64_t done = 0;     // of these, those that succeeded
+  uint64_t in_step = 0;  // 1: between the two
+
+  run_stage stage() const noexcept;
+};
+
+/// Variable of a rank: the number of the descriptor of `progress_report`.
+inline constexpr const char* progress_descriptor_variable = "SMP_PROGRESS_FD";
 
 /// @returns the descriptor that the ranks of a launcher inherit
 /// @throws error (config) if the system cannot provide one
-file_descriptor stage_descriptor();
+file_descriptor progress_descriptor();
 
-/// Reports that rank 0 reached `x`. Does nothing without our launcher.
-void tell_stage(run_stage x);
+/// Tells the launcher of this rank how far it is. Does nothing without one.
+class progress_report {
+public:
+  /// Goes on where an earlier session of this process ended.
+  progress_report();
 
-/// @param fd a `stage_descriptor`
-/// @returns how far rank 0 came
-run_stage told_stage(int fd);
+  void session_begins();
+
+  /// A step begins, or has succeeded.
+  void operator()(bool begins);
+
+private:
+  void tell() const;
+
+  int fd_ = -1;
+  uint64_t slot_ = 0;
+  rank_progress now_;
+};
+
+/// @param fd a `progress_descriptor`
+/// @param local_rank among the ranks of this machine
+rank_progress told_progress(int fd, uint64_t local_rank);
 
 // -- in the run directory -----------------------------------------------------
 

@@ -361,9 +361,10 @@ void session::process::begin(const rank_environment& env, rank_runtime& rank,
                                             std::vector{rank.watch()});
   rank.exchange().barrier(world_of(rank), "smp.joined");
   run_dir = env.run_dir;
-  if (env.supervised && env.rank == 0) {
-    tell_stage(run_stage::session);
-    rank.steps().on_first_step([] { tell_stage(run_stage::step); });
+  if (env.supervised) {
+    progress_report report;
+    report.session_begins();
+    rank.steps().on_step(report);
   }
   if (stalls && !run_dir.empty())
     entry = std::make_unique<published_entry>(run_dir,

@@ -56,6 +56,8 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   auto microbatches = x.microbatches;
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
+  if (on_step_)
+    on_step_(true);
   if (model)
     prepare(*model, microbatches, body);
   stats_ = {};
@@ -184,8 +186,8 @@ void step_runner::end_step(model_state* model, const failure& why) {
     replicas_.compare_parameters(*model);
     model->watch_gradients();
   }
-  if (!why && on_first_step_)
-    std::exchange(on_first_step_, nullptr)();
+  if (!why && on_step_)
+    on_step_(false);
 }
 
 namespace {

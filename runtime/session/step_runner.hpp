@@ -71,9 +71,9 @@ public:
     return stats_;
   }
 
-  /// Calls `f` once, after the first step that succeeds.
-  void on_first_step(std::function<void()> f) {
-    on_first_step_ = std::move(f);
+  /// Calls `f` when a step begins (true), and when it has succeeded (false).
+  void on_step(std::function<void(bool)> f) {
+    on_step_ = std::move(f);
   }
 
   // -- request_runner ---------------------------------------------------------
@@ -116,7 +116,7 @@ private:
   call_context body_context_;           // of the thread that called the step
   std::vector<object_id> held_results_; // of the running step
   step_stats stats_;
-  std::function<void()> on_first_step_;
+  std::function<void(bool)> on_step_;
 };
 
 /// Waits until the microbatch of `ex` may begin its backward phase. Parks.

@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <iostream>
 #include <set>
@@ -31,7 +32,7 @@ using namespace smp::test;
 namespace fs = std::filesystem;
 
 // As main, with the arguments in $ARGUMENTS, until there is a file "enough".
-// Files "help", "step" and "fail" say what it does before.
+// Files "help", "step", "leave" and "fail" say what it does before.
 TEST_CASE("a program that somebody wrote", "[.own_program]") {
   std::vector<std::string> words{"bin/own"};
   std::istringstream arguments{std::getenv("ARGUMENTS")};
@@ -54,10 +55,16 @@ TEST_CASE("a program that somebody wrote", "[.own_program]") {
                            session.size(), session.run_dir());
   if (fs::exists("step"))
     smp::step([] {})();
+  if (fs::exists("leave") && session.rank() == 1)
+    std::exit(0);
   if (fs::exists("fail"))
     throw smp::config_error("no weights");
-  while (!smp::any_rank(fs::exists("enough"))) {
-    // Others look.
+  try {
+    while (!smp::any_rank(fs::exists("enough"))) {
+      // Others look.
+    }
+  } catch (const smp::error&) {
+    std::terminate(); // as if it left main: Catch2 would catch it
   }
 }
 
@@ -134,6 +141,18 @@ TEST_CASE_METHOD(own_program, "One rank leaves no directory nobody asked for",
   CHECK_THAT(run.output(), ContainsSubstring("rank 0 of 1 in ''\n"));
   for (auto& x : fs::directory_iterator{path})
     CHECK(x.path().filename() == "enough");
+}
+
+TEST_CASE_METHOD(own_program, "A rank that leaves without a word is named",
+                 "[apps]") {
+  write("step", "");
+  write("leave", "");
+  auto run = start("--ranks 2 --run-dir run");
+  CHECK(run.join() == 3);
+  const std::string cause
+    = "rank 1: ended with code 0 after step 1, before the others";
+  CHECK_THAT(run.output(), ContainsSubstring("smp: " + cause + "; its output"));
+  CHECK_THAT(content_of(path / "run/end.json"), ContainsSubstring(cause));
 }
 
 TEST_CASE_METHOD(own_program, "What failed before its first step is no run",

@@ -435,6 +435,9 @@ TEST_CASE("a rank that ends without goodbye is lost", "[actors][membership]") {
 
 TEST_CASE("the launcher's report wins over the broken connection",
           "[actors][membership]") {
+  // By a failure, or by a result that came too early.
+  const bool failed = GENERATE(true, false);
+  CAPTURE(failed);
   losses heard;
   auto options = run_options(2, heard);
   options.report_grace = 60s; // longer than any wait here
@@ -451,11 +454,38 @@ TEST_CASE("the launcher's report wins over the broken connection",
   }
   auto cause = failure{
     error_code::rank_down, rank_id{1}, {}, "killed by signal 9 (SIGKILL)"};
-  supervisor.report_down(cause);
+  if (failed)
+    supervisor.report_down(cause);
+  else
+    supervisor.report_result(cause);
   supervisor.report_down({error_code::rank_down, rank_id{1}, {}, "later"});
   CHECK(heard_by_0.wait() == cause);
   CHECK(heard.wait() == cause);
   CHECK(heard.size() == 1);
+}
+
+TEST_CASE("who ends with a result after its goodbye is not lost",
+          "[actors][membership]") {
+  losses heard;
+  {
+    two_ranks x{run_options(2, heard)};
+    x.join_and_leave();
+    x.supervisor.report_result({error_code::rank_down, rank_id{1}, {}, "0"});
+  }
+  CHECK(heard.size() == 0);
+}
+
+TEST_CASE("a rank that ends before it joins ends the wait of others",
+          "[actors][membership]") {
+  losses heard;
+  actor_host host;
+  supervisor_host supervisor{host, run_options(2, heard)};
+  // Before anybody waits, it may be a program without a session.
+  supervisor.report_result({error_code::rank_down, rank_id{1}, {}, "code 0"});
+  losses ignored;
+  rank first{rank_options(0, supervisor.port(), ignored)};
+  CHECK(error_of(first.join()) == "rank 1: code 0");
+  CHECK(heard.wait().text == "code 0");
 }
 
 TEST_CASE("a rank that dies while others still join ends their wait",

@@ -43,7 +43,7 @@ public:
                       "SMP_RENDEZVOUS",
                       "SMP_RENDEZVOUS_DIR",
                       "SMP_SECRET_FD",
-                      "SMP_STAGE_FD",
+                      "SMP_PROGRESS_FD",
                       "SMP_SECRET_FILE",
                       "SMP_TERMINAL",
                       "SMP_NO_SHARED_MEMORY",

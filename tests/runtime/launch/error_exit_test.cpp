@@ -57,7 +57,7 @@ TEST_CASE("a rank that an error ends", "[.error_exit_rank]") {
   end_on_uncaught_errors();
   std::string fails = std::getenv("FAILS");
   auto here = read_rank_environment();
-  if (fails == "other")
+  if (fails == "other" || (here && fails == "1 other" && here->rank == 1))
     std::thread{[] { throw std::runtime_error{"no luck"}; }}.join();
   if (fails == "memory")
     std::thread{[] { throw std::bad_alloc{}; }}.join();
@@ -125,6 +125,19 @@ TEST_CASE("of a log the launcher says what the error was, and no more",
   CHECK(run.output().find("smp: rank 1: exited with code 2: no luck; its "
                           "output: "
                           + (dir.path / "log-1.txt").string() + "\n")
+        != std::string::npos);
+}
+
+TEST_CASE("the launcher says which exception left the main of a rank",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  program run{self("[.error_exit_launcher]"),
+              ".",
+              {{"FAILS", "1 other"}, {"SMP_RANK", ""}, {"LOGS", dir.path}}};
+  run.join();
+  INFO(run.output());
+  CHECK(run.output().find("smp: rank 1: killed by signal 6 (SIGABRT): no luck; "
+                          "its output: ")
         != std::string::npos);
 }
 

@@ -183,6 +183,7 @@ TEST_CASE("who only noticed the loss of another is not the cause",
     "if [ $R = 1 ]; then echo $$ >$DIR/pid; echo >$DIR/ready; "
     "exec tail -f /dev/null; fi; read x <$DIR/go; exit 3"};
   x.options.grace = 20s; // both end by themselves, however late
+  x.options.why_killed = [] { return std::string{", as told"}; };
   signpost ready{x.dir, "ready"};
   signpost go{x.dir, "go"};
   std::vector<failure> reported;
@@ -197,7 +198,8 @@ TEST_CASE("who only noticed the loss of another is not the cause",
   });
   REQUIRE(reported.size() == 2);
   CHECK(reported[0].describe() == "rank 0: exited with code 3");
-  CHECK(result.cause.describe() == "rank 1: killed by signal 9 (SIGKILL)");
+  CHECK(result.cause.describe()
+        == "rank 1: killed by signal 9 (SIGKILL), as told");
 }
 
 TEST_CASE("who is killed is told of before those that noticed it",
@@ -238,6 +240,44 @@ TEST_CASE(
   };
   result = x.run([&](process_group& group) { group.report(lost); });
   CHECK(result.cause.describe() == "rank 1: killed by signal 11 (SIGSEGV)");
+}
+
+TEST_CASE("who ends well before the others is the cause if others say so",
+          "[runtime][launch]") {
+  // Rank 1 is gone before rank 0 notices, and its report comes at last.
+  shell_run x{"if [ $R = 1 ]; then exit 0; fi; read x <$DIR/go; exit 3"};
+  signpost go{x.dir, "go"};
+  process_group* group = nullptr;
+  const std::string early = "rank 1: ended with code 0 before the others";
+  x.options.on_result = [&](const failure& f) {
+    x.dir.write("go", f.describe() == early ? "\n" : "");
+  };
+  const bool left_early = GENERATE(true, false);
+  x.options.on_failure = [&](const failure& f) {
+    if (f.rank == rank_id{0} && left_early)
+      group->report({error_code::rank_down, rank_id{1}, {}, "lost"});
+  };
+  auto result = x.run([&](process_group& y) { group = &y; });
+  CHECK(result.cause.describe()
+        == (left_early ? early : "rank 0: exited with code 3"));
+  CHECK(result.early == (left_early ? std::optional{0} : std::nullopt));
+  CHECK_FALSE(result.told_by_rank_0); // nobody said why
+}
+
+TEST_CASE("who says that it only heard of a loss is not the cause",
+          "[runtime][launch]") {
+  shell_run x{
+    "if [ $R = 1 ]; then read x <$DIR/go; echo no luck >&2; exit 3; fi; "
+    "printf '0 h \\0' >/proc/self/fd/$SMP_UNWRITTEN_WORDS; exit 3"};
+  signpost go{x.dir, "go"};
+  x.options.grace = 20s;
+  x.options.on_failure = [&](const failure& f) {
+    if (f.rank == rank_id{0})
+      x.dir.write("go", "\n");
+  };
+  auto result = x.run();
+  CHECK(result.cause.describe() == "rank 1: exited with code 3");
+  CHECK(result.last_words == "no luck");
 }
 
 TEST_CASE("a verdict that rank 0 told is not told again, however it ends",
@@ -368,6 +408,26 @@ TEST_CASE("patience after an interrupt has an end", "[runtime][launch]") {
   CHECK(result.interrupted);
 }
 
+TEST_CASE("SIGUSR1 and SIGUSR2 reach processes, which may block one at first",
+          "[runtime][launch]") {
+  auto [number, name] = GENERATE(
+    table<int, std::string>({{SIGUSR1, "USR1"}, {SIGUSR2, "USR2"}}));
+  shell_run x{"trap 'exit 0' " + name
+              + "; tail -f /dev/null & echo >$DIR/ready; wait"};
+  signpost ready{x.dir, "ready"};
+  auto result = x.run([&, number = number](process_group&) {
+    ready.wait_for(2);
+    ::kill(::getpid(), number);
+  });
+  CHECK_FALSE(result.cause);
+  CHECK_FALSE(result.interrupted);
+  shell_run y{"exec grep SigBlk /proc/self/status", 1};
+  y.options.blocked_signal = number;
+  y.run();
+  CHECK(std::stoull(y.log(0).substr(y.log(0).find(':') + 1), nullptr, 16)
+        == 1ull << (number - 1));
+}
+
 // -- orphans ------------------------------------------------------------------
 
 TEST_CASE("processes die with a launcher that is killed", "[runtime][launch]") {
@@ -408,26 +468,6 @@ TEST_CASE("a group that is given up takes its processes along",
   std::vector<pid_t> pids;
   {
     process_group::options options;
-TEST_CASE("SIGUSR1 and SIGUSR2 reach processes, which may block one at first",
-          "[runtime][launch]") {
-  auto [number, name] = GENERATE(
-    table<int, std::string>({{SIGUSR1, "USR1"}, {SIGUSR2, "USR2"}}));
-  shell_run x{"trap 'exit 0' " + name
-              + "; tail -f /dev/null & echo >$DIR/ready; wait"};
-  signpost ready{x.dir, "ready"};
-  auto result = x.run([&, number = number](process_group&) {
-    ready.wait_for(2);
-    ::kill(::getpid(), number);
-  });
-  CHECK_FALSE(result.cause);
-  CHECK_FALSE(result.interrupted);
-  shell_run y{"exec grep SigBlk /proc/self/status", 1};
-  y.options.blocked_signal = number;
-  y.run();
-  CHECK(std::stoull(y.log(0).substr(y.log(0).find(':') + 1), nullptr, 16)
-        == 1ull << (number - 1));
-}
-
     options.command = {"sh", "-c", std::string{"trap '' TERM; "} + forever};
     options.size = 2;
     process_group group{options};
