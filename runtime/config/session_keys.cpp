@@ -157,7 +157,8 @@ const std::vector<config_key> session_table = {
   {.name = "smp.threads",
    .slot = SMP_SLOT(smp.threads),
    .meaning = "threads per rank for tensor operations; 0: one for each "
-              "usable core, shared with the other ranks on this machine",
+              "usable core, or as many as the control group (container) may "
+              "use, shared with the other ranks on this machine",
    .range = between(0, 4096),
    .elsewhere = {"num_threads", "omp_num_threads"},
    .local = true},

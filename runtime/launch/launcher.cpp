@@ -6,6 +6,7 @@
 #include "runtime/base/file_io.hpp"
 #include "runtime/base/json_text.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/launch/control_group.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/network_choice.hpp"
@@ -244,6 +245,9 @@ process_group::options group_options(const launch_options& x,
   result.size = place.ranks;
   result.first_rank = place.first_rank;
   result.log_dir = place.log_dir;
+  result.why_killed = [before = read_control_group()] {
+    return why_killed(before, read_control_group());
+  };
   result.verdict = x.verdict;
   result.blocked_signal = x.blocked_signal;
   result.inherited = {secret, place.progress.get()};

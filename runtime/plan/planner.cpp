@@ -3,6 +3,7 @@
 #include "partition/program.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/checkpoint/load_state_dict.hpp"
+#include "runtime/launch/control_group.hpp"
 #include "runtime/launch/cores.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
@@ -57,14 +58,27 @@ std::string explain(const activation_need& x, uint64_t peers) {
          + "; what operations use while they run comes on top\n";
 }
 
+/// @param need of all ranks, in bytes
+std::string warn_of_limit(uint64_t need, const control_group& here) {
+  if (!here.memory || need <= *here.memory)
+    return {};
+  return fmt::format(
+    "  warning: all ranks together need {:.0f} MB or more, and the control "
+    "group (container, batch job) here may use {:.0f} MB: on this machine "
+    "alone the kernel would kill some\n",
+    mb_of(need), mb_of(*here.memory));
+}
+
 /// While it lives, tensor operations use as many threads as one rank gets if
 /// all ranks run on this machine.
 class threads_of_a_rank {
 public:
   explicit threads_of_a_rank(const train_config& x)
     : before_(at::get_num_threads()) {
-    auto cores = usable_cores().size();
-    auto share = std::max<uint64_t>(1, cores / ranks_of(x));
+    auto n = ranks_of(x);
+    auto share = std::max<uint64_t>(1, usable_cores().size() / n);
+    share = std::min(share,
+                     share_of_cpus(read_control_group(), n).value_or(share));
     at::set_num_threads(
       static_cast<int>(x.smp.threads > 0 ? x.smp.threads : share));
   }
@@ -112,12 +126,16 @@ std::map<uint32_t, uint64_t> shared_parts(const walked_model& model,
 
 std::string needs_text(const std::vector<memory_need>& xs,
                        const activation_need& activations,
-                       const train_config& x) {
+                       const train_config& x, const control_group& here) {
   std::vector<std::optional<uint64_t>> kept(xs.size());
   if (activations.unknown.empty())
     kept.assign(activations.predicted.begin(), activations.predicted.end());
+  uint64_t all = 0; // of one replica, of one of the ranks that share modules
+  for (size_t i = 0; i < xs.size(); ++i)
+    all += xs[i].sum() + kept[i].value_or(0);
   return needs_table(xs, x.optimizer, kept)
-         + explain(activations, x.smp.tensor_parallel_degree);
+         + explain(activations, x.smp.tensor_parallel_degree)
+         + warn_of_limit(all * ranks_of(x) / xs.size(), here);
 }
 
 printed_plan plan_tree(const std::string& path, partition_options options) {

@@ -4,6 +4,7 @@
 
 #include "partition/print.hpp"
 #include "runtime/config/config_file.hpp"
+#include "runtime/launch/control_group.hpp"
 #include "runtime/session/partitioning.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/train/trainable.hpp"
@@ -73,10 +74,13 @@ activation_need activations_of(lone_decision& run, const train_config& x);
 activation_need activations_at_start(lone_decision& run, const train_config& x);
 
 /// @param xs by device
-/// @returns a table of needs, activations included, and a line on activations
+/// @param here what this machine lets its processes have
+/// @returns a table of needs, activations included, a line on activations, and
+/// a warning if all ranks together need more than they may have here
 std::string needs_text(const std::vector<memory_need>& xs,
                        const activation_need& activations,
-                       const train_config& x);
+                       const train_config& x,
+                       const control_group& here = read_control_group());
 
 /// @param which microbatch
 /// @throws error (user_code)

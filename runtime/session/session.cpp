@@ -6,6 +6,7 @@
 #include "actors/server/execution_token.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/config/config_file.hpp"
+#include "runtime/launch/control_group.hpp"
 #include "runtime/launch/cores.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
@@ -28,6 +29,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 
@@ -93,7 +95,9 @@ uint64_t cores_of(const member& x, const std::vector<member>& all) {
   for (auto& y : all)
     if (y.machine == x.machine)
       here.push_back(y.cores);
-  return share_of_cores(x.cores, here);
+  auto share = share_of_cores(x.cores, here);
+  return std::min(
+    share, share_of_cpus(read_control_group(), here.size()).value_or(share));
 }
 
 /// How the ranks of this machine share memory.
@@ -351,6 +355,8 @@ void session::process::begin(const rank_environment& env, rank_runtime& rank,
     addresses = rank.take_places(all);
   } else {
     cores = usable_cores().size();
+    cores = std::min(cores,
+                     share_of_cpus(read_control_group(), 1).value_or(cores));
   }
   auto threads = rank.config().threads;
   at::set_num_threads(static_cast<int>(threads > 0 ? threads : cores));

@@ -51,6 +51,21 @@ const std::string not_named
 
 } // namespace
 
+TEST_CASE("a need is compared with what the control group may use",
+          "[runtime][plan]") {
+  const std::vector<memory_need> needs{{.parameters = 300'000'000}};
+  const activation_need unknown{.unknown = "they are not measured"};
+  control_group here;
+  auto text = [&] { return needs_text(needs, unknown, five_blocks(), here); };
+  CHECK_THAT(text(), !ContainsSubstring("warning"));
+  here.memory = 600'000'000; // two ranks
+  CHECK_THAT(text(), !ContainsSubstring("warning"));
+  here.memory = 512'000'000;
+  CHECK_THAT(text(),
+             ContainsSubstring("warning: all ranks together need 600 MB")
+               && ContainsSubstring("may use 512 MB"));
+}
+
 TEST_CASE("all modules that are shared, part of another or not named are named",
           "[runtime][plan][tensor_parallel]") {
   auto plan = plan_model(five_blocks(), true);
