@@ -390,6 +390,16 @@ train_config config_of(const command_line& cmd, config_report report) {
   return std::move(report.config);
 }
 
+/// @returns whether the configuration can be used
+bool tell_of_config(const config_report& x, bool warns) {
+  for (auto& text : x.errors)
+    print_stderr("{}\n", text);
+  if (warns && x.errors.empty())
+    for (auto& text : x.warnings)
+      print_stderr("warning: {}\n", text);
+  return x.errors.empty();
+}
+
 int run(int argc, char** argv) {
   int exit_code = exit_done;
   auto cmd = parse_command_line(argc, argv, exit_code);
@@ -411,13 +421,8 @@ int run(int argc, char** argv) {
   auto report = read_config(cmd->config, cmd->overrides,
                             environment ? std::optional{environment->world_size}
                                         : std::nullopt);
-  for (auto& text : report.errors)
-    print_stderr("{}\n", text);
-  if (!report.errors.empty())
+  if (!tell_of_config(report, warns(*cmd, environment)))
     return exit_usage;
-  if (warns(*cmd, environment))
-    for (auto& text : report.warnings)
-      print_stderr("warning: {}\n", text);
   auto config = config_of(*cmd, std::move(report));
   if (cmd->verify.split)
     prepare_split(config);
