@@ -24,8 +24,8 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
   };
   auto begins = x;
   attempt([&] {
-    auto samples = make_data(x, replicas_of(x))->batch_size();
-    if (plan_resume(x, samples))
+    auto data = make_data(x, replicas_of(x));
+    if (plan_resume(x, *data))
       begins.train.init_from.clear(); // the run does not read it
   });
   attempt([&] {

@@ -370,7 +370,7 @@ int run_check(const command_line& cmd, const train_config& config) {
 void check_once(const train_config& config) {
   check_model(config);
   auto data = make_data(config, replicas_of(config));
-  plan_resume(config, data->batch_size());
+  plan_resume(config, *data);
 }
 
 /// Whether this process tells what is odd about the configuration: one of the

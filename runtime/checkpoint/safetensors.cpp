@@ -2,11 +2,11 @@
 
 #include "runtime/base/file_io.hpp"
 #include "runtime/values/tensor_bridge.hpp"
+#include "transport/regular_file.hpp"
 
 #include <ATen/EmptyTensor.h>
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -321,16 +321,15 @@ std::string read_header(int fd, uint64_t file_size, const tensor_errors& e) {
 
 } // namespace
 
-safetensors_reader::safetensors_reader(const std::string& path)
-  : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+safetensors_reader::safetensors_reader(const std::string& path) : path_(path) {
   tensor_errors e{"read", path};
+  std::string why;
+  file_ = open_regular(path, why);
   if (!file_)
-    e.fail_errno("open");
+    e.fail(why);
   struct stat info = {};
   if (::fstat(file_.get(), &info) != 0)
     e.fail_errno("stat");
-  if (!S_ISREG(info.st_mode))
-    e.fail("it is no regular file");
   auto file_size = static_cast<uint64_t>(info.st_size);
   auto text = read_header(file_.get(), file_size, e);
   auto data_begin = prefix_size + text.size();

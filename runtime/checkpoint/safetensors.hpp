@@ -63,6 +63,11 @@ public:
   ///         sizes, offsets, overlaps, holes, dtypes and shapes are all checked
   explicit safetensors_reader(const std::string& path);
 
+  /// Of the open file.
+  int descriptor() const noexcept {
+    return file_.get();
+  }
+
   /// In the order of the data.
   const std::vector<tensor_outline>& tensors() const noexcept {
     return tensors_;

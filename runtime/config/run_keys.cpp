@@ -22,6 +22,7 @@ const std::vector<config_key> run_table = {
    .required = true,
    .elsewhere = {"file", "filename", "data_path", "dataset_path", "data_dir"},
    .only = {{"data.type", {"text", "tokens", "safetensors"}}},
+   .local = true,
    .is_file = true,
    .or_folder = true,
    .folder_if = config_condition{"data.type", {"safetensors"}}},

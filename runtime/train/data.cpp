@@ -36,78 +36,89 @@ data_source::~data_source() = default;
 
 // -- text ---------------------------------------------------------------------
 
-text::text(std::vector<uint8_t> bytes, std::string name, double held_out) {
-  auto owner = std::make_shared<const std::vector<uint8_t>>(std::move(bytes));
-  *this = text{*owner, owner, std::move(name), held_out};
-}
-
-text::text(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner,
-           std::string name, double held_out)
-  : bytes_(bytes), owner_(std::move(owner)), name_(std::move(name)) {
-  if (bytes_.empty())
-    throw error{error_code::config, fmt::format("{}: is empty", name_)};
+text::text(const std::string& path, double held_out)
+  : file_(std::make_shared<const data_file>(path)) {
   if (!(held_out > 0 && held_out < 1))
     throw error{error_code::config,
                 fmt::format("{}: held-out share is {}, must be between 0 and 1",
-                            name_, held_out)};
-  border_ = training_size(bytes_.size(), held_out);
+                            path, held_out)};
+  border_ = training_size(file_->size(), held_out);
 }
 
+namespace {
+
+std::array<uint64_t, 256> count_bytes(const data_file& file, uint64_t begin,
+                                      uint64_t end) {
+  constexpr uint64_t at_once = 1 << 20;
+  std::array<uint64_t, 256> result = {};
+  for (; begin < end; begin += std::min(at_once, end - begin))
+    for (auto x : file.read(begin, std::min(at_once, end - begin)))
+      ++result[x];
+  file.require_unchanged();
+  return result;
+}
+
+} // namespace
+
 double text::unigram_entropy() const {
-  std::array<uint64_t, 256> counts;
-  counts.fill(1);
-  for (auto x : training())
-    ++counts[x];
-  const auto total = static_cast<double>(training().size() + counts.size());
+  auto trained = count_bytes(*file_, 0, border_);
+  auto held_out = count_bytes(*file_, border_, file_->size());
+  const auto total = static_cast<double>(border_ + trained.size());
   double sum = 0;
-  for (auto x : held_out())
-    sum -= std::log(static_cast<double>(counts[x]) / total);
-  return sum / static_cast<double>(held_out().size());
+  for (size_t i = 0; i < trained.size(); ++i)
+    sum -= static_cast<double>(held_out[i])
+           * std::log(static_cast<double>(trained[i] + 1) / total);
+  return sum / static_cast<double>(held_out_size());
 }
 
 text_sequences::text_sequences(text source, options x)
   : text_(std::move(source)), options_(x) {
   require_positive("data.sequence_length", x.sequence_length);
   require_positive("data.batch_size", x.batch_size);
-  auto check = [&](const char* what, std::span<const uint8_t> part) {
-    if (part.size() < x.sequence_length + 1)
+  auto check = [&](const char* what, uint64_t bytes) {
+    if (bytes < x.sequence_length + 1)
       throw error{error_code::config,
                   fmt::format("{}: the {} part has {} bytes, but "
                               "data.sequence_length = {} needs at least {}",
-                              text_.name(), what, part.size(),
+                              text_.file().path(), what, bytes,
                               x.sequence_length, x.sequence_length + 1)};
   };
-  check("training", text_.training());
-  check("held-out", text_.held_out());
+  check("training", text_.border());
+  check("held-out", text_.held_out_size());
+}
+
+std::vector<file_content> text_sequences::files() const {
+  return {text_.file().content()};
 }
 
 batch text_sequences::make_training(uint64_t step, batch_part part) const {
   auto begins = random_begins(options_.seed, step, options_.batch_size,
-                              text_.training().size()
-                                - options_.sequence_length);
-  return cut(text_.training(), part_of(begins, part.index, part.count));
+                              text_.border() - options_.sequence_length);
+  return cut(part_of(begins, part.index, part.count));
 }
 
 batch text_sequences::make_held_out(uint64_t index, uint64_t count,
                                     batch_part part) const {
   auto begins = even_begins(index, count, options_.batch_size,
-                            text_.held_out().size() - options_.sequence_length
+                            text_.held_out_size() - options_.sequence_length
                               - 1);
-  return cut(text_.held_out(), part_of(begins, part.index, part.count));
+  for (auto& x : begins)
+    x += text_.border();
+  return cut(part_of(begins, part.index, part.count));
 }
 
-batch text_sequences::cut(std::span<const uint8_t> from,
-                          const std::vector<uint64_t>& begins) const {
+batch text_sequences::cut(const std::vector<uint64_t>& begins) const {
   const auto length = options_.sequence_length;
   auto input = make_ints(begins.size(), length);
   auto target = make_ints(begins.size(), length);
   auto* in = input.mutable_data_ptr<int64_t>();
   auto* out = target.mutable_data_ptr<int64_t>();
   for (auto begin : begins) {
-    auto sequence = from.subspan(begin, length + 1);
+    auto sequence = text_.file().read(begin, length + 1);
     in = std::copy(sequence.begin(), sequence.end() - 1, in);
     out = std::copy(sequence.begin() + 1, sequence.end(), out);
   }
+  text_.file().require_unchanged();
   return {std::move(input), std::move(target)};
 }
 

@@ -5,11 +5,12 @@
 // it would have seen, and dropout is unaffected, as nothing here draws from
 // LibTorch's generators (R23).
 
+#include "runtime/train/data_file.hpp"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,13 @@ public:
   /// Samples per batch, of all replicas.
   virtual uint64_t batch_size() const noexcept = 0;
 
+  /// The files that it reads, as they were when it was made.
+  virtual std::vector<file_content> files() const {
+    return {};
+  }
+
   /// @returns the batch of training step `step`.
+  /// @throws error (config) naming a file that changed since this was made
   batch training_batch(uint64_t step, batch_part part = {}) const {
     return make_training(step, part);
   }
@@ -65,47 +72,39 @@ private:
 
 // -- text ---------------------------------------------------------------------
 
-/// A text as bytes, its tail held out.
+/// The bytes of a file, its tail held out.
 class text {
 public:
   /// Share of the bytes that training never sees.
   static constexpr double default_held_out = 0.1;
 
-  /// Takes `bytes`; error messages call them `name`.
-  /// @throws error (config) if there are no bytes to hold out or to train on
-  explicit text(std::vector<uint8_t> bytes, std::string name = "text",
-                double held_out = default_held_out);
+  /// @throws error (config) naming `path`: as `data_file`, or there are no
+  ///         bytes to hold out or to train on
+  explicit text(const std::string& path, double held_out = default_held_out);
 
-  /// Maps a file, so that ranks of one machine share its bytes.
-  /// @throws error (config) naming `path`: cannot be read, empty
-  static text read(const std::string& path, double held_out = default_held_out);
-
-  std::span<const uint8_t> training() const noexcept {
-    return bytes_.first(border_);
+  const data_file& file() const noexcept {
+    return *file_;
   }
 
-  std::span<const uint8_t> held_out() const noexcept {
-    return bytes_.subspan(border_);
+  /// Where the held-out part begins: how many bytes are trained on.
+  uint64_t border() const noexcept {
+    return border_;
   }
 
-  const std::string& name() const noexcept {
-    return name_;
+  uint64_t held_out_size() const noexcept {
+    return file_->size() - border_;
   }
 
   /// The loss of a model that knows only how often each byte occurs: the cross
   /// entropy, in nat per byte, of the held-out bytes under the byte frequencies
   /// of the training part (each of the 256 counts plus one, so that an unseen
   /// byte has a high but finite cost).
+  /// @throws error (config) if the file changed
   double unigram_entropy() const;
 
 private:
-  text(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner,
-       std::string name, double held_out);
-
-  std::span<const uint8_t> bytes_;
-  std::shared_ptr<const void> owner_;
-  std::string name_;
-  size_t border_ = 0;
+  std::shared_ptr<const data_file> file_;
+  uint64_t border_ = 0;
 };
 
 /// Sequences of a text for a language model: a batch is {input, target}, both
@@ -127,6 +126,8 @@ public:
     return options_.batch_size;
   }
 
+  std::vector<file_content> files() const override;
+
   bool has_held_out() const noexcept override {
     return true;
   }
@@ -143,8 +144,7 @@ private:
   batch make_held_out(uint64_t index, uint64_t count,
                       batch_part part) const override;
 
-  batch cut(std::span<const uint8_t> from,
-            const std::vector<uint64_t>& begins) const;
+  batch cut(const std::vector<uint64_t>& begins) const;
 
   text text_;
   options options_;
@@ -152,8 +152,8 @@ private:
 
 // -- tokens -------------------------------------------------------------------
 
-/// Sequences of a token file for a language model: a mapped array of uint16 or
-/// uint32 in little endian, its tail held out. Batches as in `text_sequences`.
+/// Sequences of a token file for a language model: an array of uint16 or uint32
+/// in little endian, its tail held out. Batches as in `text_sequences`.
 class token_sequences final : public data_source {
 public:
   struct options {
@@ -167,13 +167,15 @@ public:
     uint64_t seed = 1;
   };
 
-  /// @throws error (config) naming `path`: cannot be mapped, is no array of
+  /// @throws error (config) naming `path`: as `data_file`, is no array of
   ///         tokens, or one of its parts is shorter than sequence_length + 1
   token_sequences(const std::string& path, options x);
 
   uint64_t batch_size() const noexcept override {
     return options_.batch_size;
   }
+
+  std::vector<file_content> files() const override;
 
   bool has_held_out() const noexcept override {
     return true;
@@ -190,12 +192,9 @@ private:
                       batch_part part) const override;
 
   batch cut(const std::vector<uint64_t>& begins) const;
-  uint64_t token(uint64_t position) const;
 
-  std::string path_;
+  data_file file_;
   options options_;
-  std::span<const uint8_t> bytes_; // mapped
-  std::shared_ptr<const void> owner_;
   uint64_t size_ = 0;   // tokens
   uint64_t border_ = 0; // first held-out token
 };
@@ -205,12 +204,18 @@ private:
 /// The tensors input0, input1, ... of a safetensors file: arguments of a model.
 class input_file {
 public:
+  /// @param among see `file_watch`
   /// @throws error (config) naming file and tensor: missing, of another name,
   ///         without dim 0
-  explicit input_file(const std::string& path);
+  explicit input_file(const std::string& path, size_t among = 1);
 
   const std::string& path() const noexcept {
-    return path_;
+    return watch_->content().path;
+  }
+
+  /// See `file_watch`.
+  const file_watch& watch() const noexcept {
+    return *watch_;
   }
 
   /// Number of tensors, at least one.
@@ -230,8 +235,8 @@ public:
   void read_row(size_t input, uint64_t row, void* to) const;
 
 private:
-  std::string path_;
   std::shared_ptr<const safetensors_reader> file_;
+  std::shared_ptr<const file_watch> watch_; // of `file_`
   std::vector<size_t> positions_; // of input0, input1, ... in the file
 };
 
@@ -262,6 +267,8 @@ public:
   uint64_t batch_size() const noexcept override {
     return options_.batch_size;
   }
+
+  std::vector<file_content> files() const override;
 
   bool has_held_out() const noexcept override {
     return true;
@@ -307,6 +314,8 @@ public:
   uint64_t batch_size() const noexcept override {
     return file_.rows(0);
   }
+
+  std::vector<file_content> files() const override;
 
   bool has_held_out() const noexcept override {
     return false;

@@ -4,7 +4,6 @@
 #include "runtime/nn/sizes.hpp"
 #include "runtime/train/batch_numbers.hpp"
 #include "runtime/train/data.hpp"
-#include "transport/file_descriptor.hpp"
 
 #include <ATen/ops/empty.h>
 
@@ -12,82 +11,37 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <set>
 
 namespace fs = std::filesystem;
 
 namespace smp {
 
-namespace {
-
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw error{error_code::config, fmt::format("{}: {}", path, why)};
-}
-
-struct mapped_file {
-  std::span<const uint8_t> bytes;
-  std::shared_ptr<const void> owner;
-};
-
-/// @returns the bytes of `path` as a read-only mapping
-mapped_file map_file(const std::string& path) {
-  auto fail = [&path] { refuse(path, std::strerror(errno)); };
-  file_descriptor fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (!fd)
-    fail();
-  struct stat info = {};
-  if (::fstat(fd.get(), &info) != 0)
-    fail();
-  if (S_ISDIR(info.st_mode))
-    refuse(path, std::strerror(EISDIR));
-  if (info.st_size == 0)
-    refuse(path, "is empty");
-  auto size = static_cast<size_t>(info.st_size);
-  auto* bytes = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
-  if (bytes == MAP_FAILED)
-    fail();
-  return {{static_cast<const uint8_t*>(bytes), size},
-          {bytes, [size](void* x) { ::munmap(x, size); }}};
-}
-
-} // namespace
-
-// -- text ---------------------------------------------------------------------
-
-text text::read(const std::string& path, double held_out) {
-  auto file = map_file(path);
-  return text{file.bytes, std::move(file.owner), path, held_out};
-}
-
 // -- tokens -------------------------------------------------------------------
 
 token_sequences::token_sequences(const std::string& path, options x)
-  : path_(path), options_(x) {
+  : file_(path), options_(x) {
   require_positive("data.sequence_length", x.sequence_length);
   require_positive("data.batch_size", x.batch_size);
-  auto file = map_file(path);
-  bytes_ = file.bytes;
-  owner_ = std::move(file.owner);
-  size_ = bytes_.size() / x.token_size;
+  size_ = file_.size() / x.token_size;
   border_ = training_size(size_, x.held_out);
-  if (bytes_.size() % x.token_size != 0)
-    refuse(path, fmt::format("has {} bytes, no multiple of the {} of a "
-                             "token; see data.dtype",
-                             bytes_.size(), x.token_size));
+  if (file_.size() % x.token_size != 0)
+    refuse_data(path, fmt::format("has {} bytes, no multiple of the {} of a "
+                                  "token; see data.dtype",
+                                  file_.size(), x.token_size));
   for (auto [what, n] :
        {std::pair{"training", border_}, std::pair{"held-out", size_ - border_}})
     if (n < x.sequence_length + 1)
-      refuse(path,
-             fmt::format("the {} part has {} tokens, but "
-                         "data.sequence_length = {} needs at least {}",
-                         what, n, x.sequence_length, x.sequence_length + 1));
+      refuse_data(
+        path, fmt::format("the {} part has {} tokens, but "
+                          "data.sequence_length = {} needs at least {}",
+                          what, n, x.sequence_length, x.sequence_length + 1));
+}
+
+std::vector<file_content> token_sequences::files() const {
+  return {file_.content()};
 }
 
 batch token_sequences::make_training(uint64_t step, batch_part part) const {
@@ -105,59 +59,74 @@ batch token_sequences::make_held_out(uint64_t index, uint64_t count,
   return cut(part_of(begins, part.index, part.count));
 }
 
+namespace {
+
+/// @returns token `i` of an array of tokens
+uint64_t token_at(const std::vector<uint8_t>& bytes, uint64_t i,
+                  uint64_t token_size) {
+  uint32_t result = 0; // both little endian
+  std::memcpy(&result, bytes.data() + i * token_size, token_size);
+  return result;
+}
+
+} // namespace
+
 batch token_sequences::cut(const std::vector<uint64_t>& begins) const {
   const auto length = options_.sequence_length;
+  const auto size = options_.token_size;
   auto both = at::empty(
     {2, static_cast<int64_t>(begins.size()), static_cast<int64_t>(length)},
     at::kLong);
   auto* in = both.mutable_data_ptr<int64_t>();
   auto* out = in + begins.size() * length;
-  for (auto begin : begins)
+  for (auto begin : begins) {
+    auto bytes = file_.read(begin * size, (length + 1) * size);
     for (uint64_t t = 0; t <= length; ++t) {
-      const auto x = token(begin + t);
-      if (x >= options_.vocabulary)
-        refuse(path_, fmt::format("token {} at position {} is not below "
-                                  "model.vocabulary = {}",
-                                  x, begin + t, options_.vocabulary));
+      const auto x = token_at(bytes, t, size);
+      if (x >= options_.vocabulary) {
+        file_.require_unchanged();
+        refuse_data(file_.path(),
+                    fmt::format("token {} at position {} is not below "
+                                "model.vocabulary = {}",
+                                x, begin + t, options_.vocabulary));
+      }
       if (t < length)
         *in++ = static_cast<int64_t>(x);
       if (t > 0)
         *out++ = static_cast<int64_t>(x);
     }
+  }
+  file_.require_unchanged();
   return {both.select(0, 0), both.select(0, 1)};
-}
-
-uint64_t token_sequences::token(uint64_t position) const {
-  const void* tokens = bytes_.data(); // aligned, as a mapping begins at a page
-  return options_.token_size == 2
-           ? static_cast<const uint16_t*>(tokens)[position]
-           : static_cast<const uint32_t*>(tokens)[position];
 }
 
 // -- tensors by number --------------------------------------------------------
 
-input_file::input_file(const std::string& path)
-  : path_(path), file_(std::make_shared<safetensors_reader>(path)) {
+input_file::input_file(const std::string& path, size_t among)
+  : file_(std::make_shared<safetensors_reader>(path)),
+    watch_(std::make_shared<file_watch>(file_->descriptor(), path, among)) {
   auto& tensors = file_->tensors();
   for (size_t i = 0; i < tensors.size(); ++i) {
     auto name = fmt::format("input{}", i);
     auto position = file_->find(name);
     if (!position)
-      refuse(path, fmt::format("has {} tensors, but none called {}; a batch is "
-                               "input0, input1, ... in the order of the "
-                               "model's arguments",
-                               tensors.size(), name));
+      refuse_data(path,
+                  fmt::format("has {} tensors, but none called {}; a batch is "
+                              "input0, input1, ... in the order of the "
+                              "model's arguments",
+                              tensors.size(), name));
     if (tensors[*position].shape.empty())
-      refuse(path, fmt::format("{} is a scalar, but each tensor is divided "
-                               "along dim 0 into microbatches; repeat it for "
-                               "each sample",
-                               name));
+      refuse_data(path,
+                  fmt::format("{} is a scalar, but each tensor is divided "
+                              "along dim 0 into microbatches; repeat it for "
+                              "each sample",
+                              name));
     positions_.push_back(*position);
   }
   if (positions_.empty())
-    refuse(path,
-           "has no tensor; a batch is input0, input1, ... in the order "
-           "of the model's arguments");
+    refuse_data(path,
+                "has no tensor; a batch is input0, input1, ... in the order "
+                "of the model's arguments");
 }
 
 const tensor_outline& input_file::outline(size_t input) const {
@@ -186,9 +155,9 @@ std::vector<std::string> files_of(const std::string& path) {
     if (entry.path().extension() == ".safetensors")
       result.push_back(entry.path().string());
   if (trouble)
-    refuse(path, trouble.message());
+    refuse_data(path, trouble.message());
   if (result.empty())
-    refuse(path, "is a folder without files *.safetensors");
+    refuse_data(path, "is a folder without files *.safetensors");
   std::sort(result.begin(), result.end());
   return result;
 }
@@ -201,10 +170,11 @@ namespace {
 uint64_t common_rows(const input_file& x) {
   for (size_t i = 1; i < x.size(); ++i)
     if (x.rows(i) != x.rows(0))
-      refuse(x.path(), fmt::format("dim 0 of input{} is {}, but that of input0 "
-                                   "is {}; with data.batch_size row k of each "
-                                   "belongs to sample k",
-                                   i, x.rows(i), x.rows(0)));
+      refuse_data(x.path(),
+                  fmt::format("dim 0 of input{} is {}, but that of input0 "
+                              "is {}; with data.batch_size row k of each "
+                              "belongs to sample k",
+                              i, x.rows(i), x.rows(0)));
   return x.rows(0);
 }
 
@@ -217,14 +187,14 @@ std::string text_of_row(const tensor_outline& x) {
 /// Files can follow each other only if their rows are alike.
 void check_alike(const input_file& x, const input_file& first) {
   if (x.size() != first.size())
-    refuse(x.path(), fmt::format("has {} tensors, but {} has {}", x.size(),
-                                 first.path(), first.size()));
+    refuse_data(x.path(), fmt::format("has {} tensors, but {} has {}", x.size(),
+                                      first.path(), first.size()));
   for (size_t i = 0; i < x.size(); ++i) {
     auto mine = text_of_row(x.outline(i));
     auto wanted = text_of_row(first.outline(i));
     if (mine != wanted)
-      refuse(x.path(), fmt::format("a row of input{} is {}, but {} in {}", i,
-                                   mine, wanted, first.path()));
+      refuse_data(x.path(), fmt::format("a row of input{} is {}, but {} in {}",
+                                        i, mine, wanted, first.path()));
   }
 }
 
@@ -232,23 +202,33 @@ void check_alike(const input_file& x, const input_file& first) {
 
 row_samples::row_samples(const std::string& path, options x) : options_(x) {
   require_positive("data.batch_size", x.batch_size);
-  for (auto& name : files_of(path)) {
-    auto& file = files_.emplace_back(name);
+  auto names = files_of(path);
+  for (auto& name : names) {
+    auto& file = files_.emplace_back(name, names.size());
     check_alike(file, files_.front());
     begins_.push_back(size_);
     size_ += common_rows(file);
   }
   border_ = training_size(size_, x.held_out);
   if (border_ < x.batch_size)
-    refuse(path, fmt::format("has {} rows, {} of them for training, but a step "
-                             "takes {} (data.batch_size times replicas); "
-                             "without data.batch_size a file is one batch, the "
-                             "same in each step",
-                             size_, border_, x.batch_size));
+    refuse_data(path,
+                fmt::format("has {} rows, {} of them for training, but a step "
+                            "takes {} (data.batch_size times replicas); "
+                            "without data.batch_size a file is one batch, the "
+                            "same in each step",
+                            size_, border_, x.batch_size));
   if (border_ == size_)
-    refuse(path, fmt::format("has {} rows, of which data.held_out = {} keeps "
-                             "none for evaluation; write more",
-                             size_, x.held_out));
+    refuse_data(path,
+                fmt::format("has {} rows, of which data.held_out = {} keeps "
+                            "none for evaluation; write more",
+                            size_, x.held_out));
+}
+
+std::vector<file_content> row_samples::files() const {
+  std::vector<file_content> result;
+  for (auto& x : files_)
+    result.push_back(x.watch().content());
+  return result;
 }
 
 batch row_samples::make_training(uint64_t step, batch_part part) const {
@@ -267,6 +247,7 @@ batch row_samples::make_held_out(uint64_t index, uint64_t count,
 
 batch row_samples::read(const std::vector<uint64_t>& rows) const {
   batch result;
+  std::set<size_t> used;
   for (size_t i = 0; i < files_.front().size(); ++i) {
     auto& x = files_.front().outline(i);
     auto shape = x.shape;
@@ -278,10 +259,13 @@ batch row_samples::read(const std::vector<uint64_t>& rows) const {
       auto next = std::upper_bound(begins_.begin(), begins_.end(), row);
       auto k = static_cast<size_t>(next - begins_.begin()) - 1;
       files_[k].read_row(i, row - begins_[k], to);
+      used.insert(k);
       to += bytes_of_row;
     }
     result.push_back(std::move(all));
   }
+  for (auto k : used)
+    files_[k].watch().require_unchanged();
   return result;
 }
 
@@ -293,9 +277,9 @@ namespace {
 const std::string& single_file(const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored))
-    refuse(path,
-           "is a folder; data.batch_size has to say how many of its "
-           "samples a step takes");
+    refuse_data(path,
+                "is a folder; data.batch_size has to say how many of its "
+                "samples a step takes");
   return path;
 }
 
@@ -309,10 +293,14 @@ fixed_batch::fixed_batch(const std::string& path, options x)
   for (size_t i = 0; i < file_.size(); ++i) {
     auto rows = file_.rows(i);
     if (rows == 0 || rows % (x.microbatches * x.replicas) != 0)
-      refuse(path, fmt::format("dim 0 of input{} is {}, which cannot be "
-                               "divided into smp.microbatches = {}{}",
-                               i, rows, x.microbatches, of_replicas));
+      refuse_data(path, fmt::format("dim 0 of input{} is {}, which cannot be "
+                                    "divided into smp.microbatches = {}{}",
+                                    i, rows, x.microbatches, of_replicas));
   }
+}
+
+std::vector<file_content> fixed_batch::files() const {
+  return {file_.watch().content()};
 }
 
 batch fixed_batch::make_training(uint64_t, batch_part part) const {
@@ -321,6 +309,7 @@ batch fixed_batch::make_training(uint64_t, batch_part part) const {
     auto rows = file_.rows(i) / part.count;
     result.push_back(file_.read(i, part.index * rows, rows));
   }
+  file_.watch().require_unchanged();
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include "runtime/base/file_io.hpp"
 #include "runtime/checkpoint/checkpoint_dir.hpp"
+#include "runtime/checkpoint/checksum.hpp"
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/config/config_schema.hpp"
 #include "runtime/train/data.hpp"
@@ -10,10 +11,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <filesystem>
+#include <algorithm>
 #include <sstream>
-
-namespace fs = std::filesystem;
+#include <utility>
 
 namespace smp {
 
@@ -22,6 +22,7 @@ namespace {
 constexpr const char* samples_key
   = "samples per step (data.batch_size times replicas)";
 constexpr const char* data_size_key = "bytes of data.path";
+constexpr const char* data_sample_key = "sampled checksum of data.path";
 
 /// The place of a file does not matter; the batch size counts all replicas.
 bool is_remembered(const std::string& key) {
@@ -34,11 +35,28 @@ bool is_remembered(const std::string& key) {
   return key == "smp.seed" || key == "smp.microbatches" || key == "train.dtype";
 }
 
+bool is_of_data(const std::string& key) {
+  return key == data_size_key || key == data_sample_key;
+}
+
 /// With another value it would be another training.
 bool must_stay(const std::string& key) {
   return key.starts_with("model.") || key.starts_with("data.")
          || key == "smp.seed" || key == "optimizer.type" || key == samples_key
-         || key == data_size_key;
+         || is_of_data(key);
+}
+
+/// @returns what helps to find out how the data changed: "; data/a.txt was
+/// written last, 2026-11-23 02:05:44 UTC"
+std::string last_written(const data_source& data) {
+  auto files = data.files();
+  auto last = std::ranges::max_element(files, [](auto& x, auto& y) {
+    return std::pair{x.changed.tv_sec, x.changed.tv_nsec}
+           < std::pair{y.changed.tv_sec, y.changed.tv_nsec};
+  });
+  return last == files.end() ? std::string{}
+                             : fmt::format("; {} was written last, {}",
+                                           last->path, text_of(last->changed));
 }
 
 std::string value_of(const std::map<std::string, std::string>& xs,
@@ -49,8 +67,8 @@ std::string value_of(const std::map<std::string, std::string>& xs,
 
 class planner_of_resume {
 public:
-  planner_of_resume(const train_config& x, uint64_t samples)
-    : config_(x), samples_(samples) {
+  planner_of_resume(const train_config& x, const data_source& data)
+    : config_(x), data_(data) {
     // nop
   }
 
@@ -99,15 +117,19 @@ private:
         fmt::format("cannot go on from {}: {}", place.folder, why));
     };
     resume_plan result{.folder = place.folder, .step = found.step};
-    auto now = checkpoint_settings(config_, samples_);
+    auto now = checkpoint_settings(config_, data_);
     auto both = now;
     both.insert(found.settings.begin(), found.settings.end());
     std::vector<std::string> different;
+    bool changed_data = false;
     for (auto& [key, ignored] : both) {
       auto mine = value_of(now, key);
       auto theirs = value_of(found.settings, key);
-      if (mine == theirs)
+      // Earlier checkpoints have no sample.
+      if (mine == theirs
+          || (key == data_sample_key && !found.settings.contains(key)))
         continue;
+      changed_data = changed_data || is_of_data(key);
       if (must_stay(key))
         different.push_back(
           fmt::format("{} = {}, there {}", key, mine, theirs));
@@ -116,10 +138,11 @@ private:
           fmt::format("{} = {}, was {}", key, mine, theirs));
     }
     if (!different.empty())
-      fail(
-        fmt::format("{}; write what it was, or another checkpoint.dir to "
-                    "begin anew",
-                    fmt::join(different, "; ")));
+      fail(fmt::format("{}{}, or another checkpoint.dir to begin anew",
+                       fmt::join(different, "; "),
+                       changed_data
+                         ? last_written(data_) + "; write what was there then"
+                         : "; write what it was"));
     if (found.step > config_.train.steps)
       fail(
         fmt::format("{} steps are done, train.steps = {}; write more of "
@@ -129,13 +152,13 @@ private:
   }
 
   const train_config& config_;
-  uint64_t samples_;
+  const data_source& data_;
 };
 
 } // namespace
 
-std::map<std::string, std::string> checkpoint_settings(const train_config& x,
-                                                       uint64_t samples) {
+std::map<std::string, std::string>
+checkpoint_settings(const train_config& x, const data_source& data) {
   std::map<std::string, std::string> result;
   std::istringstream lines{shared_settings(x)};
   for (std::string line; std::getline(lines, line);) {
@@ -143,21 +166,24 @@ std::map<std::string, std::string> checkpoint_settings(const train_config& x,
     if (auto key = line.substr(0, at); is_remembered(key))
       result.emplace(key, line.substr(at + 3));
   }
-  result[samples_key] = std::to_string(samples);
-  uintmax_t bytes = 0;
-  for (auto& file : files_of(x.data.path)) {
-    std::error_code ignored;
-    if (auto size = fs::file_size(file, ignored); !ignored)
-      bytes += size;
+  result[samples_key] = std::to_string(data.batch_size());
+  uint64_t bytes = 0;
+  std::vector<uint64_t> samples;
+  for (auto& file : data.files()) {
+    bytes += file.bytes;
+    samples.push_back(file.sample);
   }
-  if (bytes > 0)
+  if (bytes > 0) {
     result[data_size_key] = std::to_string(bytes);
+    result[data_sample_key] = to_hex(
+      checksum(samples.data(), samples.size() * sizeof(uint64_t)));
+  }
   return result;
 }
 
 std::optional<resume_plan> plan_resume(const train_config& x,
-                                       uint64_t samples) {
-  return planner_of_resume{x, samples}.run();
+                                       const data_source& data) {
+  return planner_of_resume{x, data}.run();
 }
 
 } // namespace smp

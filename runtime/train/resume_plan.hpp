@@ -13,10 +13,11 @@
 
 namespace smp {
 
-/// @param samples per step, of all replicas
+class data_source;
+
 /// @returns the settings that a checkpoint remembers: KEY to value
 std::map<std::string, std::string> checkpoint_settings(const train_config& x,
-                                                       uint64_t samples);
+                                                       const data_source& data);
 
 struct resume_plan {
   std::string folder; // of the checkpoint
@@ -25,10 +26,13 @@ struct resume_plan {
   std::vector<std::string> changes = {};
 };
 
+/// @param data of the run, see `make_data`
 /// @returns where to resume; nothing if the run begins anew
 /// @throws error (config) naming the checkpoint and what to do: none exists
 ///         where the configuration names one, settings make it another
-///         training, no step is left, or newer checkpoints are in the way
-std::optional<resume_plan> plan_resume(const train_config& x, uint64_t samples);
+///         training, its data changed, no step is left, or newer checkpoints
+///         are in the way
+std::optional<resume_plan> plan_resume(const train_config& x,
+                                       const data_source& data);
 
 } // namespace smp

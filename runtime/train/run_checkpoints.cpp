@@ -6,17 +6,18 @@
 
 namespace smp {
 
-run_checkpoints::run_checkpoints(const train_config& config, uint64_t samples,
+run_checkpoints::run_checkpoints(const train_config& config,
+                                 const data_source& data,
                                  const distributed_model_base& model,
                                  distributed_optimizer& optimizer)
-  : config_(config), samples_(samples), model_(model), optimizers_{&optimizer} {
-  auto folder = agree_everywhere(session::current().internals(),
-                                 "smp.train.resume", [&] {
-                                   auto plan = plan_resume(config, samples);
-                                   if (plan)
-                                     changes_ = plan->changes;
-                                   return plan ? plan->folder : std::string{};
-                                 });
+  : config_(config), data_(data), model_(model), optimizers_{&optimizer} {
+  auto folder = agree_everywhere(
+    session::current().internals(), "smp.train.resume", [&] {
+      auto plan = plan_resume(config, data);
+      if (plan)
+        changes_ = plan->changes;
+      return plan ? plan->folder : std::string{};
+    });
   if (folder.empty())
     return;
   found_ = checkpoint_loader::find(folder);
@@ -48,7 +49,7 @@ saved_checkpoint run_checkpoints::save(uint64_t step) {
   return save_checkpoint(
     config_.checkpoint.dir, step, model_, optimizers_,
     {.num_kept_partial_checkpoints = config_.checkpoint.keep,
-     .settings = checkpoint_settings(config_, samples_)});
+     .settings = checkpoint_settings(config_, data_)});
 }
 
 } // namespace smp

@@ -12,14 +12,15 @@
 
 namespace smp {
 
+class data_source;
+
 /// The checkpoints of one run of smp-train: where it resumes and when it saves.
 /// Functions that communicate are collective over the world.
 class run_checkpoints {
 public:
   /// Finds and checks the checkpoint that the run resumes from, if any.
-  /// @param samples per step, of all replicas
   /// @throws error (config) as `plan_resume` and `checkpoint_loader::check` do
-  run_checkpoints(const train_config& config, uint64_t samples,
+  run_checkpoints(const train_config& config, const data_source& data,
                   const distributed_model_base& model,
                   distributed_optimizer& optimizer);
 
@@ -58,7 +59,7 @@ public:
 
 private:
   const train_config& config_;
-  uint64_t samples_;
+  const data_source& data_;
   const distributed_model_base& model_;
   std::vector<distributed_optimizer*> optimizers_;
   std::shared_ptr<checkpoint_loader> found_;

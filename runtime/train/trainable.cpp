@@ -265,7 +265,7 @@ std::unique_ptr<data_source> make_data(const train_config& x,
                                  : x.model.vocabulary.value_or(256);
   if (type == "text")
     return std::make_unique<text_sequences>(
-      text::read(x.data.path, x.data.held_out),
+      text{x.data.path, x.data.held_out},
       text_sequences::options{.sequence_length = x.data.sequence_length,
                               .batch_size = batch_size,
                               .seed = x.data.shuffle_seed});

@@ -14,6 +14,7 @@
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
+#include "runtime/train/data_agreement.hpp"
 #include "runtime/train/evaluation_error.hpp"
 #include "runtime/train/half_on_cpu.hpp"
 #include "runtime/train/optimizers.hpp"
@@ -104,10 +105,11 @@ public:
       metrics_.emplace(run_dir + "/metrics.jsonl");
     for (auto rank : get_group(comm_group::world))
       world_.push_back(rank_id{rank});
+    require_same_data(*data_, s.internals());
     begin_run(config, *trainable_, *data_, *model_);
     if (job.place)
       job.place(*model_);
-    checkpoints_.emplace(config, data_->batch_size(), *model_, optimizer_);
+    checkpoints_.emplace(config, *data_, *model_, optimizer_);
     summary_.resumed_from = checkpoints_->resumed_from();
     summary_.steps_before = checkpoints_->steps_done();
     summary_.steps = summary_.steps_before;
@@ -453,9 +455,9 @@ private:
   /// Continues the held-out part with bytes drawn from the model, the same on
   /// all ranks.
   void sample(const text& source) {
-    constexpr size_t prompt_size = 48;
-    auto begin = source.held_out();
-    begin = begin.first(std::min(prompt_size, begin.size()));
+    constexpr uint64_t prompt_size = 48;
+    auto begin = source.file().read(
+      source.border(), std::min(prompt_size, source.held_out_size()));
     summary_.prompt.assign(begin.begin(), begin.end());
     swap_averages();
     model_->eval();

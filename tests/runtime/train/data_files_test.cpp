@@ -1,5 +1,7 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/checkpoint/checkpoint_dir.hpp"
+#include "runtime/checkpoint/manifest.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/config/config_file.hpp"
 #include "runtime/train/data.hpp"
@@ -12,10 +14,13 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -160,21 +165,36 @@ TEST_CASE("Files of a folder follow each other by name", "[runtime][data]") {
   CHECK(numbers_of(many.held_out_batch(0, 1)) == sample_numbers{21, 22, 23});
 }
 
+namespace {
+
+/// @returns how many bytes this process has read from files
+uint64_t bytes_read() {
+  std::ifstream in{"/proc/self/io"};
+  std::string name;
+  uint64_t result = 0;
+  in >> name >> result;
+  REQUIRE(name == "rchar:");
+  return result;
+}
+
+} // namespace
+
 TEST_CASE("Of samples a replica reads its own only", "[runtime][data]") {
   scratch_dir dir;
   auto file = dir.path / "x.safetensors";
-  write_safetensors(file, {{"input0", torch::arange(16).view({8, 2})}});
-  row_samples data{file, {.held_out = 0.25, .batch_size = 2}};
-  // Without the end of the last sample.
-  fs::resize_file(file, fs::file_size(file) - 8);
-  CHECK(torch::equal(data.held_out_batch(0, 1, {0, 2}).at(0),
-                     torch::tensor({{12, 13}}, torch::kLong)));
-  auto error = error_of(
-    [&] {
-      data.held_out_batch(0, 1, {1, 2});
-    },
-    error_code::config);
-  CHECK_THAT(error, ContainsSubstring(file.string()));
+  constexpr int64_t row = 100'000; // bytes
+  auto all = torch::arange(8, torch::kByte).view({8, 1}).expand({8, row});
+  write_safetensors(file, {{"input0", all.contiguous()}});
+  row_samples samples{file, {.held_out = 0.25, .batch_size = 2}};
+  fixed_batch fixed{file, {.replicas = 2}};
+  auto before = bytes_read();
+  auto second = samples.held_out_batch(0, 1, {1, 2}).at(0);
+  CHECK(bytes_read() - before < 2 * row);
+  CHECK(torch::equal(second, all.narrow(0, 7, 1)));
+  before = bytes_read();
+  second = fixed.training_batch(0, {1, 2}).at(0);
+  CHECK(bytes_read() - before < 5 * row);
+  CHECK(torch::equal(second, all.narrow(0, 4, 4)));
 }
 
 TEST_CASE("A file that holds no samples is refused with tensor and reason",
@@ -258,7 +278,7 @@ TEST_CASE("A file is a data set with data.batch_size, and one batch without",
              ContainsSubstring("a step takes 21"));
 }
 
-TEST_CASE("A checkpoint remembers how many bytes the files of a folder have",
+TEST_CASE("A checkpoint remembers what the files of a folder hold",
           "[runtime][data][checkpoint]") {
   scratch_dir dir;
   train_config x;
@@ -268,10 +288,114 @@ TEST_CASE("A checkpoint remembers how many bytes the files of a folder have",
   auto a = dir.path / "a.safetensors", b = dir.path / "b.safetensors";
   write_safetensors(a, samples(0, 10));
   write_safetensors(b, samples(10, 5));
-  auto settings = checkpoint_settings(x, 2);
-  CHECK(settings.at("bytes of data.path")
+  auto settings = [&] { return checkpoint_settings(x, *make_data(x)); };
+  auto both = settings();
+  CHECK(both.at("bytes of data.path")
         == std::to_string(fs::file_size(a) + fs::file_size(b)));
+  CHECK(settings() == both);
+  write_safetensors(b, samples(20, 5)); // of the same size
+  auto changed = settings();
+  CHECK(changed.at("bytes of data.path") == both.at("bytes of data.path"));
+  CHECK(changed.at("sampled checksum of data.path")
+        != both.at("sampled checksum of data.path"));
   x.data.path = b;
-  settings = checkpoint_settings(x, 2);
-  CHECK(settings.at("bytes of data.path") == std::to_string(fs::file_size(b)));
+  CHECK(settings().at("bytes of data.path")
+        == std::to_string(fs::file_size(b)));
+}
+
+TEST_CASE("to go on with data that changed is refused with what differs",
+          "[runtime][data][checkpoint]") {
+  scratch_dir dir;
+  train_config x;
+  x.data.type = "text";
+  x.data.path = dir.write("text.txt", std::string(3000, 'a'));
+  x.data.batch_size = 2;
+  x.data.sequence_length = 4;
+  x.train.steps = 20;
+  x.checkpoint.dir = dir.path / "ckpt";
+  auto data = make_data(x);
+  checkpoint_manifest saved;
+  saved.step = 10;
+  saved.settings = checkpoint_settings(x, *data);
+  auto place = begin_checkpoint(x.checkpoint.dir, saved.step);
+  commit_checkpoint(place, to_json(saved));
+  CHECK(plan_resume(x, *data)->step == 10);
+  auto elsewhere = x; // the same bytes, as they lie on another machine
+  elsewhere.data.path = dir.write("copy.txt", std::string(3000, 'a'));
+  CHECK(plan_resume(elsewhere, *make_data(elsewhere))->step == 10);
+  dir.write("text.txt", std::string(1500, 'a') + std::string(1500, 'b'));
+  auto told = error_of([&] { plan_resume(x, *make_data(x)); },
+                       error_code::config);
+  CHECK_THAT(
+    told, ContainsSubstring("cannot go on from " + place.folder
+                            + ": sampled checksum of data.path = ")
+            && ContainsSubstring(
+              ", there " + saved.settings.at("sampled checksum of data.path")
+              + "; " + x.data.path + " was written last, 20")
+            && ContainsSubstring(" UTC; write what was there then, or another "
+                                 "checkpoint.dir to begin anew"));
+  // A checkpoint from before samples were kept.
+  saved.settings.erase("sampled checksum of data.path");
+  commit_checkpoint(place, to_json(saved));
+  CHECK(plan_resume(x, *make_data(x))->step == 10);
+}
+
+// -- files that change while a run reads them ---------------------------------
+
+namespace {
+
+/// Overwrites some bytes in place, and sets another time: a file system may
+/// count so coarsely that the times of two writes are equal.
+void write_in_place(const fs::path& path, size_t at, const std::string& bytes) {
+  std::fstream file{path, std::ios::binary | std::ios::in | std::ios::out};
+  file.seekp(static_cast<std::streamoff>(at));
+  file << bytes << std::flush;
+  fs::last_write_time(path, fs::last_write_time(path) + std::chrono::hours{1});
+}
+
+} // namespace
+
+TEST_CASE("A file that changes while a run reads it is an error by name",
+          "[runtime][data]") {
+  scratch_dir dir;
+  train_config x;
+  x.data.type = GENERATE("text", "tokens", "safetensors");
+  CAPTURE(x.data.type);
+  x.data.path = dir.path / "data";
+  x.data.batch_size = GENERATE(std::optional<uint64_t>{2}, std::nullopt);
+  x.data.sequence_length = 4;
+  if (x.data.type == "safetensors")
+    write_safetensors(x.data.path, samples(0, 200));
+  else if (x.data.batch_size)
+    std::ofstream{x.data.path} << std::string(400, '\0');
+  else
+    return;
+  auto size = fs::file_size(x.data.path);
+  auto data = make_data(x);
+  auto reads = [&] {
+    return error_of([&] { data->training_batch(7); }, error_code::config);
+  };
+  CHECK(reads() == "no error");
+  SECTION("cut") {
+    fs::resize_file(x.data.path, size / 2);
+    CHECK_THAT(reads(), ContainsSubstring(x.data.path));
+    fs::resize_file(x.data.path, 0);
+    CHECK_THAT(reads(), ContainsSubstring(x.data.path));
+  }
+  SECTION("overwritten in place") {
+    write_in_place(x.data.path, size - 8, "12345678");
+    CHECK_THAT(reads(), ContainsSubstring(x.data.path + ": holds other bytes"));
+  }
+  SECTION("touched, or longer, which changes nothing that is read") {
+    write_in_place(x.data.path, 0, "");
+    CHECK(reads() == "no error");
+    write_in_place(x.data.path, size, "12345678");
+    CHECK(reads() == "no error");
+  }
+  SECTION("replaced by another file, which leaves the open one as it was") {
+    auto before = data->training_batch(3);
+    fs::rename(x.data.path, dir.path / "old");
+    std::ofstream{x.data.path} << "something else";
+    CHECK(torch::equal(data->training_batch(3)[0], before[0]));
+  }
 }

@@ -18,6 +18,7 @@
 #include <map>
 #include <numeric>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 using Catch::Matchers::ContainsSubstring;
@@ -56,6 +57,17 @@ private:
   fs::path path_;
 };
 
+/// The text is read from a file that no name leads to any more.
+smp::text text_of(const std::vector<uint8_t>& bytes,
+                  double held_out = smp::text::default_held_out) {
+  temporary_file file{{bytes.begin(), bytes.end()}};
+  return smp::text{file.path(), held_out};
+}
+
+smp::text text_of(const std::string& bytes, double held_out) {
+  return text_of(std::vector<uint8_t>{bytes.begin(), bytes.end()}, held_out);
+}
+
 std::string message_of(const std::function<void()>& f) {
   return smp::test::error_of(f, smp::error_code::config);
 }
@@ -77,44 +89,45 @@ bool equal(const smp::batch& a, const smp::batch& b) {
 // -- text ---------------------------------------------------------------------
 
 TEST_CASE("A text holds out its tail", "[runtime][data]") {
-  smp::text t{count_to(100), "numbers"};
-  REQUIRE(t.training().size() == 90);
-  REQUIRE(t.held_out().size() == 10);
-  CHECK(t.training().front() == 0);
-  CHECK(t.held_out().front() == 90);
-  CHECK(smp::text(count_to(100), "numbers", 0.25).held_out().size() == 25);
+  auto t = text_of(count_to(100));
+  CHECK(t.border() == 90);
+  CHECK(t.held_out_size() == 10);
+  CHECK(text_of(count_to(100), 0.25).held_out_size() == 25);
 }
 
 TEST_CASE("A text is read from a file byte by byte", "[runtime][data]") {
   std::string content{"caf\xc3\xa9\r\n\0end", 11};
   temporary_file file{content};
-  auto t = smp::text::read(file.path(), 0.5);
-  std::string read{t.training().begin(), t.training().end()};
-  read.append(t.held_out().begin(), t.held_out().end());
-  CHECK(read == content);
+  auto t = smp::text{file.path(), 0.5};
+  auto read = t.file().read(0, content.size());
+  CHECK(std::string{read.begin(), read.end()} == content);
 }
 
 TEST_CASE("A text that cannot be used is refused by name", "[runtime][data]") {
-  CHECK_THAT(message_of([] { smp::text::read("/nowhere/to/be.txt"); }),
+  CHECK_THAT(message_of([] { smp::text{"/nowhere/to/be.txt"}; }),
              ContainsSubstring("/nowhere/to/be.txt: No such file"));
-  CHECK_THAT(message_of([] { smp::text::read("/"); }),
+  CHECK_THAT(message_of([] { smp::text{"/"}; }),
              ContainsSubstring("/: Is a directory"));
   temporary_file empty{""};
-  CHECK_THAT(message_of([&] { smp::text::read(empty.path()); }),
+  CHECK_THAT(message_of([&] { smp::text{empty.path()}; }),
              ContainsSubstring(empty.path() + ": is empty"));
-  CHECK_THAT(message_of([] { smp::text(count_to(9), "digits", 1.0); }),
-             ContainsSubstring("digits: held-out share is 1"));
+  CHECK_THAT(message_of([] { text_of(count_to(9), 1.0); }),
+             ContainsSubstring(": held-out share is 1"));
+  // To open a pipe would wait for somebody who writes to it.
+  fs::remove(empty.path());
+  REQUIRE(::mkfifo(empty.path().c_str(), 0600) == 0);
+  CHECK_THAT(message_of([&] { smp::text{empty.path()}; }),
+             ContainsSubstring(empty.path() + ": is no regular file"));
 }
 
 TEST_CASE("A text shorter than a sequence is refused with the sizes",
           "[runtime][data]") {
   // 90 + 10 bytes; a sequence of 9 needs 10.
-  smp::text t{count_to(100), "numbers"};
+  auto t = text_of(count_to(100));
   CHECK_NOTHROW(smp::text_sequences(t, {.sequence_length = 9}));
   auto text = message_of(
     [&] { smp::text_sequences(t, {.sequence_length = 10}); });
-  CHECK_THAT(text,
-             ContainsSubstring("numbers: the held-out part has 10 bytes"));
+  CHECK_THAT(text, ContainsSubstring(": the held-out part has 10 bytes"));
   CHECK_THAT(text, ContainsSubstring("needs at least 11"));
   CHECK_THAT(
     message_of([&] { smp::text_sequences(t, {.sequence_length = 95}); }),
@@ -125,8 +138,8 @@ TEST_CASE("The unigram entropy is the held-out cross entropy of byte counts",
           "[runtime][data]") {
   // Training "aaab", held out "ab": counts plus one are a 4, b 2, others 1.
   std::string bytes = "aaabab";
-  smp::text t{{bytes.begin(), bytes.end()}, "letters", 1.0 / 3};
-  REQUIRE(t.training().size() == 4);
+  auto t = text_of(bytes, 1.0 / 3);
+  REQUIRE(t.border() == 4);
   auto expected = -(std::log(4.0 / 260) + std::log(2.0 / 260)) / 2;
   CHECK(t.unigram_entropy() == Catch::Approx(expected).epsilon(1e-12));
 }
@@ -135,16 +148,16 @@ TEST_CASE("The text that ships is large enough and close to its entropy",
           "[runtime][data]") {
   auto root = std::getenv("SMP_SOURCE_DIR");
   REQUIRE(root != nullptr);
-  auto t = smp::text::read(std::string{root} + "/config/data/opticks.txt");
-  auto size = t.training().size() + t.held_out().size();
+  smp::text t{std::string{root} + "/config/data/opticks.txt"};
+  auto size = t.file().size();
   CHECK(size > 500'000);
   CHECK(size < 2'000'000);
   // Plain entropy of the training part: other bytes, no smoothing, so near.
   std::map<uint8_t, double> counts;
-  for (auto x : t.training())
+  for (auto x : t.file().read(0, t.border()))
     ++counts[x];
   double entropy = 0;
-  const auto n = static_cast<double>(t.training().size());
+  const auto n = static_cast<double>(t.border());
   for (auto& [byte, count] : counts)
     entropy -= count / n * std::log(count / n);
   CHECK(t.unigram_entropy() == Catch::Approx(entropy).margin(0.1));
@@ -153,7 +166,7 @@ TEST_CASE("The text that ships is large enough and close to its entropy",
 // -- sequences of a text ------------------------------------------------------
 
 TEST_CASE("The target is the text one byte later", "[runtime][data]") {
-  smp::text_sequences data{smp::text{count_to(250)},
+  smp::text_sequences data{text_of(count_to(250)),
                            {.sequence_length = 7, .batch_size = 5}};
   auto xs = data.training_batch(3);
   auto &input = xs.at(0), &target = xs.at(1);
@@ -165,7 +178,7 @@ TEST_CASE("The target is the text one byte later", "[runtime][data]") {
 TEST_CASE("Training sequences reach every place of the training part only",
           "[runtime][data]") {
   // 40 training bytes and sequences of 3 + 1: begins 0 to 36.
-  smp::text_sequences data{smp::text{count_to(50), "numbers", 0.2},
+  smp::text_sequences data{text_of(count_to(50), 0.2),
                            {.sequence_length = 3, .batch_size = 10}};
   std::map<int64_t, int> begins;
   for (uint64_t step = 0; step < 400; ++step) {
@@ -185,7 +198,7 @@ TEST_CASE("A training batch depends on seed and step alone",
           "[runtime][data]") {
   auto make = [](uint64_t seed) {
     return smp::text_sequences{
-      smp::text{count_to(250)},
+      text_of(count_to(250)),
       {.sequence_length = 7, .batch_size = 5, .seed = seed}};
   };
   auto a = make(1), b = make(1), c = make(2);
@@ -203,7 +216,7 @@ TEST_CASE("A training batch depends on seed and step alone",
 TEST_CASE("Held-out batches cover the held-out part evenly",
           "[runtime][data]") {
   // Held out: bytes 100 to 199. Six sequences of 4 + 1 begin at 100 to 195.
-  smp::text_sequences data{smp::text{count_to(200), "numbers", 0.5},
+  smp::text_sequences data{text_of(count_to(200), 0.5),
                            {.sequence_length = 4, .batch_size = 2}};
   std::vector<int64_t> begins;
   for (uint64_t i = 0; i < 3; ++i) {
@@ -219,7 +232,7 @@ TEST_CASE("Held-out batches cover the held-out part evenly",
 
 TEST_CASE("One held-out sequence is the first one", "[runtime][data]") {
   std::string bytes = "abcdefghij";
-  smp::text_sequences data{smp::text{{bytes.begin(), bytes.end()}, "abc", 0.5},
+  smp::text_sequences data{text_of(bytes, 0.5),
                            {.sequence_length = 3, .batch_size = 1}};
   auto xs = data.held_out_batch(0, 1);
   auto &input = xs.at(0), &target = xs.at(1);
@@ -340,7 +353,7 @@ void check_parts(const smp::data_source& data) {
 
 TEST_CASE("Replicas divide the batch without overlap or gap",
           "[runtime][data]") {
-  check_parts(smp::text_sequences{smp::text{count_to(250)},
+  check_parts(smp::text_sequences{text_of(count_to(250)),
                                   {.sequence_length = 7, .batch_size = 6}});
   temporary_file tokens{counting_file<uint16_t>(1000)};
   check_parts(smp::token_sequences{
@@ -397,21 +410,6 @@ TEST_CASE("A fixed batch has the file's tensors by number, afresh each time",
     CHECK(torch::equal(xs[2], c));
     xs[0].zero_(); // a model may do so
   }
-}
-
-TEST_CASE("Of a fixed batch a replica reads its own samples only",
-          "[runtime][data]") {
-  tensor_file file{{{"input0", torch::arange(12).view({4, 3})}}};
-  smp::fixed_batch data{file.path(), {.replicas = 2}};
-  // Without the last samples of the second replica.
-  std::filesystem::resize_file(file.path(),
-                               std::filesystem::file_size(file.path()) - 8);
-  CHECK(torch::equal(data.training_batch(0, {0, 2}).at(0),
-                     torch::arange(6).view({2, 3})));
-  CHECK_THAT(message_of([&] {
-               data.training_batch(0, {1, 2});
-             }),
-             ContainsSubstring(file.path()));
 }
 
 TEST_CASE("A file that is no batch is refused with tensor and reason",

@@ -412,6 +412,10 @@ public:
     return inner_->batch_size();
   }
 
+  std::vector<smp::file_content> files() const override {
+    return inner_->files();
+  }
+
   bool has_held_out() const noexcept override {
     return inner_->has_held_out();
   }
