@@ -34,7 +34,7 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
     partition = plan.text;
     // Ranks may have room for what is too large for this process.
     if (!plan.failure.empty() && !is_out_of_memory(plan.failure))
-      try_first_microbatch(x);
+      try_first_microbatch(x, plan.failure);
     if (!plan.evaluation.empty())
       fail_on_microbatch(x, "held-out microbatch, in evaluation mode",
                          plan.evaluation);

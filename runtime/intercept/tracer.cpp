@@ -2,6 +2,7 @@
 
 #include "runtime/base/copied_on_write.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/base/script_error_text.hpp"
 #include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/model/module_walk.hpp"
@@ -66,7 +67,7 @@ void synchronize(bool with_gpu) {
 }
 
 std::string first_line(std::string x) {
-  constexpr size_t longest = 160;
+  constexpr size_t longest = 480;
   x.resize(std::min({x.size(), x.find('\n'), longest}));
   return x;
 }
@@ -546,9 +547,9 @@ trace_result trace_forward(const walked_model& model,
         throw;
       failure = first_line(e.what());
     } catch (const c10::Error& e) {
-      failure = first_line(e.what_without_backtrace());
+      failure = first_line(script_error_text(e.what_without_backtrace()));
     } catch (const std::exception& e) {
-      failure = first_line(e.what());
+      failure = first_line(script_error_text(e.what()));
     } catch (...) {
       failure = "an exception that is no std::exception";
     }

@@ -172,22 +172,15 @@ void fail_on_microbatch(const train_config& x, const std::string& which,
                           which, why.substr(0, why.find('\n')))};
 }
 
-void try_first_microbatch(const train_config& x) {
-  auto fail = [&x](const std::string& why) {
-    fail_on_microbatch(x, "microbatch", why);
-  };
+void try_first_microbatch(const train_config& x, const std::string& why) {
   auto whole = make_trainable(x);
   auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
   try {
     whole->loss(xs);
   } catch (const error&) {
     throw;
-  } catch (const c10::Error& e) {
-    fail(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    fail(e.what());
   } catch (...) {
-    fail("an exception that is no std::exception");
+    fail_on_microbatch(x, "microbatch", why);
   }
 }
 

@@ -89,8 +89,9 @@ std::string needs_text(const std::vector<memory_need>& xs,
                                      const std::string& why);
 
 /// Computes the loss of the first microbatch in this process alone.
-/// @throws error (user_code) if that fails
-void try_first_microbatch(const train_config& x);
+/// @param why the trace failed
+/// @throws error (user_code) with `why` if that fails, too
+void try_first_microbatch(const train_config& x, const std::string& why);
 
 /// Decides as the first step of a run would, without training and in this
 /// process alone: makes the model, measures the first microbatch, partitions.

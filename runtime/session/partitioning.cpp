@@ -13,6 +13,7 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/model/module_list.hpp"
 #include "runtime/model/script_walk.hpp"
+#include "runtime/model/traced_code.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/module_times.hpp"
@@ -476,6 +477,8 @@ partition_decision partitioning::decide(uint32_t devices,
     add_doubt(info, plan, remarks);
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   if (auto text = warning_of_nothing_shared(sharing, shared); !text.empty())
+    plan.warnings.push_back(text);
+  if (auto text = warning_of_evaluation(map_.model()); !text.empty())
     plan.warnings.push_back(text);
   describe_parts(map_.model(), sharing, sent, shared);
   return {

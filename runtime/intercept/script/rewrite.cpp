@@ -78,12 +78,15 @@ void rewrite_dropouts(jit::Graph& graph, std::set<const void*>& seen) {
 
 /// Keeps the code of a method under another name and puts the lookup in its
 /// place.
-void wrap(c10::ClassType& cls, jit::Function& method) {
+void wrap(c10::ClassType& cls, jit::Function& method, bool as_written) {
   auto& function = jit::toGraphFunction(method);
   auto graph = function.graph();
   auto kept = std::string{kept_prefix} + method.name();
   auto* original = cls.compilation_unit()->create_function(
     c10::QualifiedName{*cls.name(), kept}, graph->copy());
+  if (as_written)
+    jit::toGraphFunction(*original)._set_initial_executor_execution_mode(
+      jit::ExecutorExecutionMode::SIMPLE);
   original->setSchema(method.getSchema().cloneWithName(kept, ""));
   cls.addMethod(original);
   auto result_type = graph->outputs().at(0)->type();
@@ -104,7 +107,7 @@ void wrap(c10::ClassType& cls, jit::Function& method) {
 } // namespace
 
 void rewrite(const std::vector<c10::ClassTypePtr>& classes,
-             const script_code& code) {
+             const script_code& code, bool as_written) {
   std::set<const void*> functions;
   for (auto& cls : classes)
     for_each_body(*cls, [&](const std::string&, jit::Graph& graph) {
@@ -117,7 +120,7 @@ void rewrite(const std::vector<c10::ClassTypePtr>& classes,
     for (auto* method : methods)
       if (!method->name().starts_with(kept_prefix)
           && !cls->findMethod(std::string{kept_prefix} + method->name()))
-        wrap(*cls, *method);
+        wrap(*cls, *method, as_written);
   }
 }
 

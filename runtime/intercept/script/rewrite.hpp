@@ -16,7 +16,8 @@ namespace smp {
 /// `torch.dropout` becomes `smp::dropout`, which draws the same numbers whether
 /// or not TorchScript has optimised the code around it. Classes already
 /// rewritten are skipped. Call before any method first runs.
+/// @param as_written the code runs without optimisation
 void rewrite(const std::vector<c10::ClassTypePtr>& classes,
-             const script_code& code);
+             const script_code& code, bool as_written);
 
 } // namespace smp

@@ -3,6 +3,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/rewrite.hpp"
+#include "runtime/intercept/script/script_body.hpp"
 #include "runtime/intercept/script/script_values.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/intercept/tracer.hpp"
@@ -62,17 +63,6 @@ std::optional<place> place_of(const iv::Object& x) {
   auto local = owner == rank_context::current()->self();
   auto region = local ? model->map->recomputed(module).region : 0;
   return place{std::move(model), module, owner, local, region};
-}
-
-/// The original code of a method, without the lookup of where to run.
-jit::Function& body_of(const iv::Object& self, const std::string& method) {
-  auto type = self.type();
-  if (auto* f = type->findMethod(std::string{kept_prefix} + method))
-    return *f;
-  if (auto* f = type->findMethod(method))
-    return *f;
-  throw error{error_code::protocol, "a module of class " + self.name()
-                                      + " has no method '" + method + "'"};
 }
 
 /// Names the module whose code runs, for errors; an error leaves the name.
@@ -273,7 +263,7 @@ c10::IValue run_body(call_scope& call, const place* where,
     for (auto& x : args)
       stack.push_back(std::move(x));
     args.clear();
-    body_of(*self, method).run(stack);
+    run_code(body_of(*self, method), stack);
     return std::move(stack.back());
   }();
   if (call.looks()) [[unlikely]]
@@ -500,7 +490,7 @@ script_program::script_program(const walked_model& x, size_t ranks)
                 "the code of class " + x->name()->name()
                   + " uses torch.jit.fork, whose tasks belong to no "
                     "microbatch: call the function instead"};
-  rewrite(classes_, code_);
+  rewrite(classes_, code_, has_mixed_types(x));
 }
 
 c10::IValue run_method(const script_object& self, const std::string& method,

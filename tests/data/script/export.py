@@ -408,6 +408,62 @@ class Objects(nn.Module):
         return self.opens(Box(x)).pow(2).mean()
 
 
+class Mixed(nn.Module):
+    """Attention in bfloat16 whose softmax is in float32, as Hugging Face's eager
+    one: TorchScript's own gradient of it multiplies one type with the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(8, 16)
+        self.key = nn.Linear(8, 16)
+        self.out = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(torch.bfloat16)
+        query = self.query(x).view(-1, 4, 4)
+        key = self.key(x).view(-1, 4, 4)
+        weights = torch.softmax(query @ key.transpose(1, 2), -1, dtype=torch.float32).to(torch.bfloat16)
+        return self.out(weights @ key).float().pow(2).mean()
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.body(x)).pow(2).mean()
+
+
+class Rows(nn.Module):
+    """Has the number of rows in it, which microbatches do not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.turned = Turned()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.turned(self.body(x)).pow(2).mean()
+
+
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(8, 2, 4).transpose(1, 2).reshape(8, 8)
+
+
+class OutsideOperator(nn.Module):
+    """Calls an operator of tests/plugins/model_operators.cpp."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.smp_test.twice(self.body(x)).pow(2).mean()
+
+
 def save(script, name: str):
     """Saves without the debug records: they name files of this machine."""
     with tempfile.TemporaryDirectory() as directory:
@@ -445,6 +501,13 @@ def main():
     scripted("parameter_changed", ParameterChanged())
     scripted("fails", Fails())
     scripted("objects", Objects())
+    save(torch.jit.trace(Mixed().to(torch.bfloat16), torch.randn(8, 8)), "mixed.pt")
+    save(torch.jit.trace(Dropping().eval(), torch.randn(8, 8)), "evaluated.pt")
+    save(torch.jit.trace(Rows(), torch.randn(8, 8)), "rows.pt")
+    library = torch.library.Library("smp_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CompositeImplicitAutograd")
+    scripted("outside_operator", OutsideOperator())
     # Files that cannot be split.
     frozen = torch.jit.freeze(torch.jit.script(TracedMlp().eval()))
     save(frozen, "frozen.pt")

@@ -58,6 +58,15 @@ TEST_CASE("a traced model split over ranks has the numbers of one process",
         == "");
 }
 
+TEST_CASE("code that mixes types has the numbers of one process",
+          "[runtime][script]") {
+  // TorchScript's own gradient of it fails from the second call on.
+  auto ranks = GENERATE(1, 2);
+  CHECK(
+    compare(job_of("mixed.pt", static_cast<uint64_t>(ranks), spread::scattered))
+    == "");
+}
+
 TEST_CASE(
   "code that reads parameters of other modules has the numbers of one "
   "process",
@@ -212,6 +221,38 @@ TEST_CASE(
              ContainsSubstring("the first element is too large"));
   CHECK(texts.begin()->find('\n') == std::string::npos);
   CHECK(texts.begin()->find("TorchScript interpreter") == std::string::npos);
+}
+
+TEST_CASE("a trace that has the rows of a batch in it fails by that name",
+          "[runtime][script]") {
+  virtual_world_options world;
+  world.config.pipeline_parallel_degree = 2;
+  world.config.microbatches = 4;
+  world.config.threads = 1;
+  std::set<std::string> texts;
+  std::mutex mutex;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{load_script(script_file("rows.pt"))};
+    place(s, model, spread::scattered);
+    auto train_step = step([&](torch::Tensor x) {
+      auto loss = loss_of(model(x));
+      model.backward(loss);
+      return loss.detach();
+    });
+    auto text = error_of(
+      [&] {
+        train_step(torch::ones({8, 8}));
+      },
+      error_code::user_code);
+    train_step(torch::ones({32, 8})); // as it advises
+    std::unique_lock guard{mutex};
+    texts.insert(text);
+  });
+  REQUIRE(texts.size() == 1);
+  CHECK_THAT(*texts.begin(),
+             ContainsSubstring("module turned: ")
+               && ContainsSubstring("its code has the size 8 as a number, and "
+                                    "a batch has 8 rows, but a microbatch 2"));
 }
 
 TEST_CASE("a file that cannot be split says why and how to export it",
