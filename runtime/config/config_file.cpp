@@ -250,9 +250,18 @@ private:
   }
 
   void resolve(const config_key& key, size_t line) {
-    auto& path = *std::get<std::string*>(key.slot(config_));
-    if (path.empty() && !key.required)
+    auto slot = key.slot(config_);
+    if (auto* list = std::get_if<std::vector<std::string>*>(&slot)) {
+      for (auto& path : **list)
+        resolve(key, line, path);
       return;
+    }
+    auto& path = *std::get<std::string*>(slot);
+    if (!path.empty() || key.required)
+      resolve(key, line, path);
+  }
+
+  void resolve(const config_key& key, size_t line, std::string& path) {
     auto given = path;
     if (key.is_folder
         && (given.empty()

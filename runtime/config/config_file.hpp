@@ -55,8 +55,9 @@ struct model_config {
   /// "mlp".
   uint64_t inputs = 32;
   uint64_t outputs = 10;
-  /// "torchscript": the file.
+  /// "torchscript": the file, and libraries with operators that it uses.
   std::string path;
+  std::vector<std::string> operator_libraries;
   /// "plugin": a shared library and the name of a model in it.
   std::string library;
   std::string name;

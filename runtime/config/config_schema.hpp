@@ -63,7 +63,7 @@ struct config_key {
   std::vector<config_condition> only = {};
   /// Ranks may differ in it.
   bool local = false;
-  /// A file that must exist; relative to where the key is set.
+  /// A file that must exist, or several; relative to where the key is set.
   bool is_file = false;
   /// The file may be a folder instead,
   bool or_folder = false;

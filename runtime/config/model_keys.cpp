@@ -180,6 +180,14 @@ const std::vector<config_key> model_table = {
    .elsewhere = {"checkpoint", "model_path", "script"},
    .only = {{"model.type", {"torchscript"}}},
    .is_file = true},
+  {.name = "model.operator_libraries",
+   .slot = SMP_SLOT(model.operator_libraries),
+   .meaning = "shared libraries with operators that the file uses beside "
+              "LibTorch's, such as torchvision's `_C.so`; relative to the "
+              "configuration's directory",
+   .elsewhere = {"custom_ops", "load_library", "op_libraries"},
+   .only = {{"model.type", {"torchscript"}}},
+   .is_file = true},
   {.name = "model.library",
    .slot = SMP_SLOT(model.library),
    .meaning = "shared library with the model, see [plugin.md](plugin.md); "

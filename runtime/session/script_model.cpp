@@ -10,11 +10,16 @@
 #include "runtime/session/rank_runtime.hpp"
 
 #include <caffe2/serialize/inline_container.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <set>
 
 namespace smp {
 
@@ -57,6 +62,29 @@ void check_archive(const std::string& path) {
     refuse(path,
            "has tensors but no code (torch.save of a module or state "
            "dict)");
+}
+
+/// @returns operators of other libraries that the code calls and nobody
+/// registered: "torchvision::nms, ..."
+std::string missing_operators(const std::string& path) {
+  std::set<std::string> names;
+  // Not of a module of Python, as in __torch__.torchvision.ops.boxes.nms().
+  const std::regex call{R"((?:^|[^.\w])ops\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)\()"};
+  caffe2::serialize::PyTorchStreamReader reader{path};
+  for (auto& entry : reader.getAllRecords()) {
+    if (!entry.starts_with("code/") || !entry.ends_with(".py"))
+      continue;
+    auto [data, size] = reader.getRecord(entry);
+    std::string code{static_cast<const char*>(data.get()), size};
+    for (std::sregex_iterator i{code.begin(), code.end(), call}, end; i != end;
+         ++i)
+      if ((*i)[1] != "prim" && (*i)[1] != "aten")
+        names.insert((*i)[1].str() + "::" + (*i)[2].str());
+  }
+  std::erase_if(names, [](const std::string& x) {
+    return !jit::getAllOperatorsFor(c10::Symbol::fromQualString(x)).empty();
+  });
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 bool has_calls(const jit::Block& x) {
@@ -102,6 +130,13 @@ torch::jit::Module load_script(const std::string& path) {
                       + "': with smp.trace_device = \"none\", in C++ in a "
                         "smp::delay_param_initialization scope, a rank reads "
                         "only what it owns (docs/large_models.md)"};
+      if (auto names = missing_operators(path); !names.empty())
+        throw error{error_code::config,
+                    "'" + path + "' calls " + names
+                      + ", which LibTorch does not have: name the libraries "
+                        "that register it in model.operator_libraries, or load "
+                        "them first in a program of your own "
+                        "(docs/torchscript.md)"};
       refuse(path, "cannot be loaded (" + script_error_text(err.what()) + ")");
     }
   }();

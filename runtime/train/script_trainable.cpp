@@ -5,9 +5,13 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/session/script_model.hpp"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <torch/version.h>
 
 #include <algorithm>
+
+#include <dlfcn.h>
 
 namespace smp {
 
@@ -102,9 +106,31 @@ private:
   std::unique_ptr<script_program> program_;
 };
 
+/// The library registers its operators while it is loaded. It is never closed.
+void load_operators(const std::string& library) {
+  auto refuse = [&library](const std::string& why) {
+    throw error{
+      error_code::config,
+      fmt::format("model.operator_libraries: \"{}\" cannot be loaded: "
+                  "{}; if it misses a symbol, build it with the "
+                  "LibTorch of this smp ({})",
+                  library, why, TORCH_VERSION)};
+  };
+  try {
+    if (::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
+      refuse(::dlerror());
+  } catch (const c10::Error& e) { // an operator that exists already
+    refuse(e.what_without_backtrace());
+  }
+}
+
 } // namespace
 
-std::unique_ptr<trainable> make_script_trainable(const std::string& path) {
+std::unique_ptr<trainable>
+make_script_trainable(const std::string& path,
+                      const std::vector<std::string>& libraries) {
+  for (auto& x : libraries)
+    load_operators(x);
   return std::make_unique<script_trainable>(path);
 }
 

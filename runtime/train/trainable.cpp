@@ -189,7 +189,7 @@ std::unique_ptr<trainable> make_model(const train_config& x) {
     return make_plugin_model(x.model.library, x.model.name,
                              model_options{x.model.options});
   if (x.model.type == "torchscript")
-    return make_script_trainable(x.model.path);
+    return make_script_trainable(x.model.path, x.model.operator_libraries);
   return make_builtin(x);
 }
 
@@ -251,7 +251,7 @@ void check_model(const train_config& x) {
     check_plugin_model(x.model.library, x.model.name);
   if (x.model.type == "torchscript") {
     delay_param_initialization without_bytes;
-    make_script_trainable(x.model.path);
+    make_script_trainable(x.model.path, x.model.operator_libraries);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "tests/support/config_text.hpp"
 #include "tests/support/cpu_time.hpp"
+#include "tests/support/scratch_dir.hpp"
 
 #include <string>
 #include <vector>
@@ -550,4 +551,25 @@ batch_size = 32
   CHECK_THAT(errors[5], ContainsSubstring("run.toml:8: data.path"));
   CHECK_THAT(errors[6], ContainsSubstring("run.toml:10: data.sequence"));
   CHECK_THAT(errors[7], ContainsSubstring("command line: unknown key"));
+}
+
+TEST_CASE("a list of paths is read as one path is", "[runtime][config]") {
+  scratch_dir dir;
+  auto text = dir.write("a.txt", "text");
+  auto libraries = [&](const std::string& xs) {
+    return read_config(
+      dir.write("sub/script.toml",
+                "[model]\ntype = \"torchscript\"\npath = \"../a.txt\"\n"
+                "operator_libraries = "
+                  + xs
+                  + "\n[data]\ntype = \"safetensors\"\npath = \"../a.txt\"\n"
+                    "[train]\nsteps = 1\n"));
+  };
+  CHECK(libraries("[\"../a.txt\"]").config.model.operator_libraries
+        == std::vector{text});
+  auto errors = libraries("[\"../a.txt\", \"b.so\"]").errors;
+  REQUIRE(errors.size() == 1);
+  CHECK_THAT(errors[0],
+             ContainsSubstring("script.toml:4: model.operator_libraries = "
+                               "\"b.so\" is not a file"));
 }
