@@ -13,6 +13,7 @@
 #include <charconv>
 #include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 
 namespace fs = std::filesystem;
@@ -42,9 +43,27 @@ std::optional<checkpoint_place> place_of(const fs::path& folder) {
   return folder_name(result) == name ? std::optional{result} : std::nullopt;
 }
 
+/// What this process sees of a checkpoint.
+struct seen_checkpoint {
+  bool complete = false;
+  std::error_code why = {}; // set if it cannot look
+};
+
+seen_checkpoint look_at(const std::string& folder) {
+  std::error_code why;
+  auto status = fs::status(manifest_path(folder), why);
+  if (status.type() == fs::file_type::none)
+    return {.why = why};
+  return {.complete = status.type() == fs::file_type::regular};
+}
+
+/// @throws error (config) if it cannot look: what it must not read may well be
+///         complete
 bool is_complete(const std::string& folder) {
-  std::error_code ignored;
-  return fs::is_regular_file(manifest_path(folder), ignored);
+  auto seen = look_at(folder);
+  if (seen.why)
+    file_errors{"read", folder}.fail(seen.why.message());
+  return seen.complete;
 }
 
 /// A link leads to what someone else put there: it may be read, but nothing is
@@ -55,13 +74,16 @@ bool is_link(const std::string& path) {
 }
 
 /// All folders with the name of a checkpoint, oldest first.
+/// @throws error (config) if `dir` cannot be read
 std::vector<checkpoint_place> all_checkpoints(const std::string& dir) {
   std::vector<checkpoint_place> result;
-  std::error_code ignored;
-  for (fs::directory_iterator i{dir, ignored}, end; i != end;
-       i.increment(ignored))
+  std::error_code why, ignored;
+  for (fs::directory_iterator i{dir, why}, end; i != end; i.increment(why))
     if (auto place = place_of(i->path()); place && i->is_directory(ignored))
       result.push_back(*place);
+  if (why && why != std::errc::no_such_file_or_directory
+      && why != std::errc::not_a_directory)
+    file_errors{"read", dir}.fail(why.message());
   std::ranges::sort(result);
   return result;
 }
@@ -104,13 +126,25 @@ std::string manifest_path(const std::string& folder) {
   return folder + "/manifest.json";
 }
 
+void refuse_wrong_step(const std::string& folder, uint64_t step) {
+  auto place = place_of(folder);
+  if (place && place->step != step)
+    file_errors{"read", folder}.fail(
+      fmt::format("its manifest is that of step {}; a folder of this name "
+                  "holds step {}: rename it to step-{}",
+                  step, place->step, step));
+}
+
 void refuse_newer(const std::string& dir, uint64_t step) {
-  auto all = complete_checkpoints(dir);
-  if (!all.empty() && all.back().step > step)
+  auto later = all_checkpoints(dir);
+  std::erase_if(later, [step](auto& x) {
+    return x.step <= step || !is_complete(x.folder);
+  });
+  if (!later.empty())
     throw config_error(fmt::format(
       "cannot save step {}: {} holds a newer checkpoint, {}, that a later run "
       "would go on from; remove it or save in another folder",
-      step, dir, all.back().folder));
+      step, dir, later.back().folder));
 }
 
 checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step) {
@@ -162,17 +196,23 @@ void remove_old_checkpoints(const std::string& dir,
   for (auto& x : all) {
     if (!(std::tie(x.step, x.attempt) < std::tie(newest.step, newest.attempt)))
       continue;
-    if (!is_complete(x.folder) || (keep > 0 && kept++ >= keep))
+    auto seen = look_at(x.folder);
+    if (!seen.why && (!seen.complete || (keep > 0 && kept++ >= keep)))
       remove_checkpoint(x.folder);
   }
 }
 
 std::string way_around(const std::string& folder) {
-  auto dir = fs::path{folder}.parent_path().string();
-  auto all = complete_checkpoints(dir);
+  std::vector<checkpoint_place> all;
+  try {
+    all = all_checkpoints(fs::path{folder}.parent_path().string());
+  } catch (const error&) {
+    // It is a hint only.
+  }
   std::erase_if(all, [&](auto& x) {
     std::error_code ignored;
-    return fs::equivalent(x.folder, folder, ignored);
+    return !look_at(x.folder).complete
+           || fs::equivalent(x.folder, folder, ignored);
   });
   return all.empty()
            ? "; there is no other checkpoint"

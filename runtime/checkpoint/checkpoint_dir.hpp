@@ -22,18 +22,25 @@ struct checkpoint_place {
 };
 
 /// @returns the complete checkpoints, oldest first; none without such a folder
+/// @throws error (config) naming the folder that cannot be read
 std::vector<checkpoint_place> complete_checkpoints(const std::string& dir);
 
 /// @param path of a checkpoint, or of a folder of checkpoints
 /// @returns the checkpoint, or the newest complete one in it
+/// @throws error (config) naming the folder that cannot be read
 std::optional<checkpoint_place> newest_checkpoint(const std::string& path);
 
 /// @returns the path of the manifest of a checkpoint
 std::string manifest_path(const std::string& folder);
 
+/// @throws error (config) if a checkpoint of another step has the name of this
+///         folder: it was renamed, and would be taken for the newest
+void refuse_wrong_step(const std::string& folder, uint64_t step);
+
 /// Refuses to save beside a later checkpoint: a resuming run takes the newest
 /// one, so the one saved here would never be used.
-/// @throws error (config) if `dir` holds a complete checkpoint of a later step
+/// @throws error (config) if `dir` holds a complete checkpoint of a later step,
+///         or cannot be read
 void refuse_newer(const std::string& dir, uint64_t step);
 
 /// Makes an empty folder for a checkpoint in `dir`; makes `dir` if necessary.

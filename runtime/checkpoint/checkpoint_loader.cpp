@@ -98,8 +98,10 @@ checkpoint_loader::find(const std::string& path) {
 checkpoint_loader::checkpoint_loader(std::string folder,
                                      const std::string& text)
   : rank_(session::current().internals()), folder_(std::move(folder)) {
-  together("smp.checkpoint.manifest",
-           [&] { manifest_ = parse_manifest(text, manifest_path(folder_)); });
+  together("smp.checkpoint.manifest", [&] {
+    manifest_ = parse_manifest(text, manifest_path(folder_));
+    refuse_wrong_step(folder_, manifest_.step);
+  });
   for (auto& x : manifest_.tensors)
     index_.emplace(key_of(x.role, x.name), &x);
 }

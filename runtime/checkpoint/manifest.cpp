@@ -9,8 +9,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cstdint>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace smp {
@@ -135,8 +138,123 @@ std::string to_json(const checkpoint_manifest& x) {
 
 namespace {
 
-/// Reads one manifest. A JSON exception means damage: content with the right
-/// checksum has the right types, unless it was forged.
+/// A value in a manifest, and what an error calls it: "grid.ranks". JSON
+/// libraries turn -1 and 1.5 into counts; this refuses what smp cannot have
+/// written there.
+class manifest_value {
+public:
+  manifest_value(const json& x, std::string name, const file_errors& e)
+    : json_(x), name_(std::move(name)), errors_(e) {
+    // nop
+  }
+
+  /// The same value under another name.
+  manifest_value(const manifest_value& x, std::string name)
+    : manifest_value(x.json_, std::move(name), x.errors_) {
+    // nop
+  }
+
+  [[noreturn]] void fail(const std::string& wanted) const {
+    errors_.fail(fmt::format("{} is {}, not {}", name_, shown(), wanted));
+  }
+
+  bool has(const char* key) const {
+    return json_.is_object() && json_.contains(key);
+  }
+
+  manifest_value at(const char* key) const {
+    if (!json_.is_object())
+      fail("an object");
+    auto name = name_.empty() ? key : fmt::format("{}.{}", name_, key);
+    auto i = json_.find(key);
+    if (i == json_.end())
+      errors_.fail(fmt::format("it has no {}", name));
+    return {*i, name, errors_};
+  }
+
+  /// The values of an array.
+  std::vector<manifest_value> items() const {
+    if (!json_.is_array())
+      fail("a list");
+    std::vector<manifest_value> result;
+    for (auto& x : json_)
+      result.emplace_back(x, fmt::format("{}[{}]", name_, result.size()),
+                          errors_);
+    return result;
+  }
+
+  /// The values of an object.
+  std::map<std::string, manifest_value> members() const {
+    if (!json_.is_object())
+      fail("an object");
+    std::map<std::string, manifest_value> result;
+    for (auto& [key, x] : json_.items())
+      result.emplace(
+        key, manifest_value{x, fmt::format("{}[\"{}\"]", name_, key), errors_});
+    return result;
+  }
+
+  std::string text() const {
+    if (!json_.is_string())
+      fail("a text");
+    return json_.get<std::string>();
+  }
+
+  uint64_t count() const {
+    if (!json_.is_number_unsigned())
+      fail("a count");
+    return json_.get<uint64_t>();
+  }
+
+  double number() const {
+    if (!json_.is_number())
+      fail("a number");
+    return json_.get<double>();
+  }
+
+  uint64_t checksum() const {
+    uint64_t result = 0;
+    auto hex = text();
+    auto end = hex.data() + hex.size();
+    auto [at, why] = std::from_chars(hex.data(), end, result, 16);
+    if (hex.size() != 16 || at != end || why != std::errc{})
+      fail("a checksum of 16 hexadecimal digits");
+    return result;
+  }
+
+  std::vector<int64_t> sizes() const {
+    std::vector<int64_t> result;
+    for (auto& x : items()) {
+      if (x.count() > INT64_MAX)
+        x.fail("a size");
+      result.push_back(static_cast<int64_t>(x.count()));
+    }
+    return result;
+  }
+
+  template <class F>
+  auto each(F f) const {
+    std::map<std::string, decltype(f(*this))> result;
+    for (auto& [key, x] : members())
+      result.emplace(key, f(x));
+    return result;
+  }
+
+private:
+  std::string shown() const {
+    constexpr size_t longest = 60;
+    auto result = json_.dump(-1, ' ', true, json::error_handler_t::replace);
+    if (result.size() > longest)
+      result.replace(longest, result.size(), " ...");
+    return result;
+  }
+
+  const json& json_;
+  std::string name_;
+  const file_errors& errors_;
+};
+
+/// Reads one manifest.
 class manifest_reader {
 public:
   explicit manifest_reader(const std::string& path) : errors_("read", path) {
@@ -159,67 +277,86 @@ public:
       auto& content = whole.at("content");
       if (whole.at("checksum") != checksum_of(content))
         errors_.fail("its checksum is wrong: it is damaged");
-      return read(content);
+      return read({content, "", errors_});
     } catch (const json::exception& x) {
       errors_.fail(std::string{"it is damaged: "} + x.what());
     }
   }
 
 private:
-  checkpoint_manifest read(const json& x) {
+  static std::string text_of(const manifest_value& x) {
+    return x.text();
+  }
+
+  static uint64_t count_of(const manifest_value& x) {
+    return x.count();
+  }
+
+  checkpoint_manifest read(const manifest_value& x) {
     checkpoint_manifest result;
-    x.at("step").get_to(result.step);
-    auto& grid = x.at("grid");
-    grid.at("pipeline").get_to(result.pipeline);
-    grid.at("tensor").get_to(result.tensor);
-    grid.at("ranks").get_to(result.ranks);
-    x.at("drawn_steps").get_to(result.drawn_steps);
-    x.at("settings").get_to(result.settings);
-    x.at("user_content").get_to(result.user_content);
-    x.at("partition").get_to(result.partition);
-    for (auto& y : x.at("optimizers")) {
-      auto& saved = result.optimizers.emplace_back();
-      y.at("type").get_to(saved.type);
-      y.at("groups").get_to(saved.groups);
-      y.at("members").get_to(saved.members);
-      if (auto scale = y.find("loss_scale"); scale != y.end())
-        saved.loss_scale = {scale->at("value").get<double>(),
-                            scale->at("good_steps").get<uint64_t>()};
-    }
-    for (auto& y : x.at("files"))
-      result.files.push_back({y.at("name").get<std::string>(),
-                              y.at("bytes").get<uint64_t>(),
-                              y.at("rank").get<uint64_t>()});
+    result.step = x.at("step").count();
+    auto grid = x.at("grid");
+    result.pipeline = grid.at("pipeline").count();
+    result.tensor = grid.at("tensor").count();
+    result.ranks = grid.at("ranks").count();
+    result.drawn_steps = x.at("drawn_steps").count();
+    result.settings = x.at("settings").each(text_of);
+    result.user_content = x.at("user_content").each(text_of);
+    result.partition = x.at("partition").each(count_of);
+    for (auto& y : x.at("optimizers").items())
+      result.optimizers.push_back(read_optimizer(y));
+    for (auto& y : x.at("files").items())
+      result.files.push_back(
+        {y.at("name").text(), y.at("bytes").count(), y.at("rank").count()});
     for (auto& y : result.files)
       if (y.name.find('/') != std::string::npos
           || !files_.insert(y.name).second)
         errors_.fail("file name '" + y.name + "'");
-    for (auto& y : x.at("tensors"))
+    for (auto& y : x.at("tensors").items())
       result.tensors.push_back(read_tensor(y));
     return result;
   }
 
-  saved_tensor read_tensor(const json& x) {
+  static saved_optimizer read_optimizer(const manifest_value& x) {
+    saved_optimizer result;
+    result.type = x.at("type").text();
+    for (auto& y : x.at("groups").items())
+      result.groups.push_back(y.each([](auto& z) { return z.number(); }));
+    result.members = x.at("members").each(count_of);
+    if (x.has("loss_scale")) {
+      auto scale = x.at("loss_scale");
+      result.loss_scale = {scale.at("value").number(),
+                           scale.at("good_steps").count()};
+    }
+    return result;
+  }
+
+  saved_tensor read_tensor(const manifest_value& x) {
     saved_tensor result;
-    auto& role = x.at("role").get_ref<const std::string&>();
+    auto role = x.at("role").text();
     auto i = std::find(role_names.begin(), role_names.end(), role);
     if (i == role_names.end())
       errors_.fail("unknown role \"" + role + "\"");
     result.role = static_cast<tensor_role>(i - role_names.begin());
-    x.at("name").get_to(result.name);
-    x.at("dtype").get_to(result.dtype);
-    x.at("shape").get_to(result.shape);
+    result.name = x.at("name").text();
+    manifest_value named{x, "tensor \"" + result.name + '"'};
+    result.dtype = named.at("dtype").text();
+    result.shape = named.at("shape").sizes();
     if (!names_.emplace(result.role, result.name).second)
       errors_.fail("tensor \"" + result.name + "\" stands twice in it");
-    for (auto& y : x.at("pieces"))
-      result.pieces.push_back(
-        {y.at("file").get<std::string>(), y.value("part", std::string{}),
-         y.value("replica", uint64_t{0}),
-         y.at("begin").get<std::vector<int64_t>>(),
-         y.at("shape").get<std::vector<int64_t>>(),
-         std::stoull(y.at("checksum").get<std::string>(), nullptr, 16)});
+    for (auto& y : named.at("pieces").items())
+      result.pieces.push_back(read_piece(y));
     check_pieces(result);
     return result;
+  }
+
+  static tensor_piece read_piece(const manifest_value& x) {
+    return {.file = x.at("file").text(),
+            .part = x.has("part") ? x.at("part").text() : std::string{},
+            .replica = x.has("replica") ? x.at("replica").count() : 0,
+            .begin = x.at("begin").sizes(),
+            .sizes = x.at("shape").sizes(),
+            .checksum = x.at("checksum").checksum()};
   }
 
   /// Checks that the pieces of each replica fill the tensor. They come from
@@ -235,8 +372,7 @@ private:
       if (y.begin.size() != x.shape.size() || y.sizes.size() != x.shape.size())
         fail("a piece has another number of axes");
       for (size_t i = 0; i < x.shape.size(); ++i)
-        if (y.begin[i] < 0 || y.sizes[i] < 0 || x.shape[i] < y.sizes[i]
-            || x.shape[i] - y.sizes[i] < y.begin[i])
+        if (x.shape[i] < y.sizes[i] || x.shape[i] - y.sizes[i] < y.begin[i])
           fail("a piece leaves it");
       found[y.replica] += elements(y.sizes);
     }

@@ -2,6 +2,7 @@
 #include "runtime/base/file_io.hpp"
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/checkpoint/checkpoint_dir.hpp"
+#include "runtime/checkpoint/checkpoint_lock.hpp"
 #include "runtime/checkpoint/checkpoint_parts.hpp"
 #include "runtime/checkpoint/checksum.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
@@ -63,6 +64,7 @@ public:
     // Used by rank 0 only; the others get the folder.
     checkpoint_place place;
     auto folder = agree_everywhere(rank_, "smp.checkpoint.begin", [&] {
+      lock_checkpoints(dir, model_.state());
       refuse_newer(dir, step);
       place = begin_checkpoint(dir, step);
       return place.folder;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/base/folder_lock.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/local_modules.hpp"
 #include "runtime/model/model_map.hpp"
@@ -15,6 +16,7 @@
 #include "runtime/session/schedule_gate.hpp"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -145,6 +147,12 @@ public:
     return replication_;
   }
 
+  /// Folders that are kept for this run as long as the model lives, by their
+  /// canonical paths.
+  std::map<std::string, folder_lock>& locks() noexcept {
+    return locks_;
+  }
+
   /// Training or evaluation mode of all modules on this rank.
   void train(bool on);
 
@@ -253,6 +261,7 @@ private:
   bool ready_ = false; // partitioned, and its schedule fits
   std::string text_;
   std::vector<std::function<void()>> hooks_;
+  std::map<std::string, folder_lock> locks_;
 };
 
 } // namespace smp

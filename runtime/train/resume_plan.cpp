@@ -109,6 +109,7 @@ private:
     checkpoint_manifest found;
     try {
       found = parse_manifest(read_text(path), path);
+      refuse_wrong_step(place.folder, found.step);
     } catch (const error& e) {
       throw config_error(e.cause().text + way_around(place.folder));
     }

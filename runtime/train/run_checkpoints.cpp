@@ -1,5 +1,6 @@
 #include "runtime/train/run_checkpoints.hpp"
 
+#include "runtime/checkpoint/checkpoint_lock.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/resume_plan.hpp"
@@ -13,6 +14,8 @@ run_checkpoints::run_checkpoints(const train_config& config,
   : config_(config), data_(data), model_(model), optimizers_{&optimizer} {
   auto folder = agree_everywhere(
     session::current().internals(), "smp.train.resume", [&] {
+      if (!config.checkpoint.dir.empty())
+        lock_checkpoints(config.checkpoint.dir, model.state());
       auto plan = plan_resume(config, data);
       if (plan)
         changes_ = plan->changes;

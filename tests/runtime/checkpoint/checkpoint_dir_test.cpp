@@ -7,6 +7,7 @@
 
 #include <ATen/ops/full.h>
 
+#include <sys/fsuid.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -173,6 +174,41 @@ TEST_CASE("a folder with a newer checkpoint wants no older one",
   refuse_newer(dir, 8);
   CHECK_THAT(test::error_of([&] { refuse_newer(dir, 7); }),
              ContainsSubstring("holds a newer checkpoint, " + dir + "/step-8"));
+}
+
+TEST_CASE("a checkpoint that may not be read is not taken for incomplete",
+          "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto dir = scratch.path.string();
+  for (uint64_t step : {10, 20})
+    save(dir, step);
+  fs::permissions(dir, fs::perms{0755}); // others may look at all the rest
+  auto hidden = dir + GENERATE("", "/step-20");
+  fs::permissions(hidden, fs::perms::none);
+  // The rights of another user, if this one is root: of this thread only.
+  auto before = ::setfsuid(::geteuid() == 0 ? 65534 : ::geteuid());
+  auto refusal = "cannot read " + hidden + ": Permission denied";
+  auto found = test::error_of([&] { newest_checkpoint(dir); });
+  auto saved = test::error_of([&] { refuse_newer(dir, 15); });
+  auto hint = way_around(dir + "/step-20");
+  ::setfsuid(static_cast<uid_t>(before));
+  fs::permissions(hidden, fs::perms::owner_all);
+  CHECK_THAT(found, ContainsSubstring(refusal));
+  CHECK_THAT(saved, ContainsSubstring(refusal));
+  CHECK_THAT(hint, ContainsSubstring(hidden == dir ? "no other checkpoint"
+                                                   : dir + "/step-10 is the"));
+  CHECK(newest_checkpoint(dir)->step == 20);
+}
+
+TEST_CASE("a renamed checkpoint is refused with its right name",
+          "[runtime][checkpoint]") {
+  refuse_wrong_step("ckpt/step-20", 20);
+  refuse_wrong_step("ckpt/step-20-2", 20);
+  refuse_wrong_step("ckpt/best", 20);
+  CHECK_THAT(test::error_of([] { refuse_wrong_step("ckpt/step-40", 20); }),
+             ContainsSubstring("cannot read ckpt/step-40: its manifest is that "
+                               "of step 20; a folder of this name holds step "
+                               "40: rename it to step-20"));
 }
 
 TEST_CASE("a folder that cannot be made is an error", "[runtime][checkpoint]") {

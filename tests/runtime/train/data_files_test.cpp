@@ -338,6 +338,11 @@ TEST_CASE("to go on with data that changed is refused with what differs",
   saved.settings.erase("sampled checksum of data.path");
   commit_checkpoint(place, to_json(saved));
   CHECK(plan_resume(x, *make_data(x))->step == 10);
+  // A run notices a copy of its checkpoint under another name.
+  fs::copy(place.folder, dir.path / "ckpt/step-15");
+  CHECK_THAT(error_of([&] { plan_resume(x, *data); }, error_code::config),
+             ContainsSubstring("/ckpt/step-15: its manifest is that of step 10")
+               && ContainsSubstring("without this folder, " + place.folder));
 }
 
 // -- files that change while a run reads them ---------------------------------

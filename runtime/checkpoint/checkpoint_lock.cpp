@@ -1,0 +1,39 @@
+#include "runtime/checkpoint/checkpoint_lock.hpp"
+
+#include "runtime/base/folder_lock.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/session.hpp"
+#include "transport/process_state.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <system_error>
+
+#include <unistd.h>
+
+namespace smp {
+
+namespace {
+
+/// @returns "run runs/x, process 12 on host a"
+std::string name_of_this_run() {
+  auto dir = session::current().run_dir();
+  std::error_code ignored;
+  auto whole = std::filesystem::absolute(dir, ignored).string();
+  return fmt::format("{}process {} on host {}",
+                     dir.empty() ? "" : "run " + whole + ", ", ::getpid(),
+                     host_name());
+}
+
+} // namespace
+
+void lock_checkpoints(const std::string& dir, model_state& state) {
+  std::error_code ignored;
+  auto key = std::filesystem::weakly_canonical(dir, ignored).string();
+  auto& locks = state.locks();
+  if (!locks.contains(key))
+    locks.emplace(key, folder_lock{dir, name_of_this_run()});
+}
+
+} // namespace smp
