@@ -1,6 +1,7 @@
 #include "runtime/checkpoint/load_state_dict.hpp"
 
 #include "runtime/checkpoint/weight_files.hpp"
+#include "runtime/checkpoint/weight_names.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/model_state.hpp"
@@ -11,6 +12,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <string>
+#include <vector>
 
 namespace smp {
 
@@ -19,15 +23,22 @@ namespace {
 /// Files from which a model gets its tensors.
 class state_files {
 public:
-  explicit state_files(const std::string& path) : path_(path), files_(path) {
-    // nop
+  /// @param prefix see `names_in_model`
+  state_files(const std::string& path, const model_map& map,
+              const std::string& prefix)
+    : path_(path), files_(path) {
+    std::set<std::string> known;
+    for (auto& x : map.model().tensors)
+      known.insert(x.names.begin(), x.names.end());
+    names_ = names_in_model(files_.tensors(), known, prefix, path);
   }
 
   /// @throws error (config) if their tensors are not those of the model
   state_check check(const model_state& model) const {
     state_check result{model.map()};
-    for (auto& x : files_.tensors())
-      result.add(x.name, x.shape);
+    for (size_t k = 0; k < names_.size(); ++k)
+      if (!names_[k].empty())
+        result.add(names_[k], files_.tensors()[k].shape);
     result.finish("cannot load " + path_);
     return result;
   }
@@ -39,13 +50,16 @@ public:
     at::NoGradGuard no_grad;
     model.await_updates();
     auto& map = model.map();
-    for (size_t k = 0; k < files_.tensors().size(); ++k)
-      if (auto i = checked.position(files_.tensors()[k].name); map.owned(i)) {
+    for (size_t k = 0; k < names_.size(); ++k) {
+      if (names_[k].empty())
+        continue;
+      if (auto i = checked.position(names_[k]); map.owned(i)) {
         auto& x = map.model().tensors[i].tensor;
         copy(k, 0, x, map.slice(i));
         for (auto* optimizer : optimizers)
           load_master(k, x, map.slice(i), *optimizer);
       }
+    }
   }
 
 private:
@@ -103,16 +117,19 @@ private:
 
   std::string path_;
   weight_files files_;
+  std::vector<std::string> names_; // in the model, by tensor of the files
 };
 
 } // namespace
 
 void load_state_dict(const std::string& path, distributed_model_base& model,
-                     const std::vector<distributed_optimizer*>& optimizers) {
+                     const std::vector<distributed_optimizer*>& optimizers,
+                     const std::string& prefix) {
   auto& rank = session::current().internals();
   std::shared_ptr<const state_files> files;
   do_together(rank, "smp.load.check", [&] {
-    files = std::make_shared<const state_files>(path);
+    files = std::make_shared<const state_files>(path, model.state().map(),
+                                                prefix);
     files->check(model.state());
   });
   model.register_post_partition_hook([files, &model, optimizers] {
@@ -122,8 +139,9 @@ void load_state_dict(const std::string& path, distributed_model_base& model,
 }
 
 void check_state_dict(const std::string& path,
-                      const distributed_model_base& model) {
-  state_files{path}.check(model.state());
+                      const distributed_model_base& model,
+                      const std::string& prefix) {
+  state_files{path, model.state().map(), prefix}.check(model.state());
 }
 
 } // namespace smp

@@ -20,15 +20,18 @@ class distributed_optimizer;
 /// @param optimizers of the model, alive until the partition: their float32
 /// weights of parameters in half precision get the values of the file.
 /// Optimizers not listed take theirs from the parameters, which are rounded.
+/// @param prefix with which the names in the file begin and those of the model
+/// do not; see also weight_names.hpp
 /// @throws error (config), the same on all ranks, naming the file and all that
 /// is missing, unknown or of another shape, before anything is changed
-void load_state_dict(
-  const std::string& path, distributed_model_base& model,
-  const std::vector<distributed_optimizer*>& optimizers = {});
+void load_state_dict(const std::string& path, distributed_model_base& model,
+                     const std::vector<distributed_optimizer*>& optimizers = {},
+                     const std::string& prefix = {});
 
 /// Only compares, on this rank.
 /// @throws error (config) as `load_state_dict`
 void check_state_dict(const std::string& path,
-                      const distributed_model_base& model);
+                      const distributed_model_base& model,
+                      const std::string& prefix = {});
 
 } // namespace smp

@@ -137,6 +137,8 @@ struct train_loop_config {
   /// File with the initial parameters and buffers; empty: those that the model
   /// is created with. Path as in `data_config::path`.
   std::string init_from;
+  /// With which the names in that file begin, and those of the model do not.
+  std::string init_prefix;
   /// Steps between progress lines that are not overwritten.
   uint64_t log_interval = 10;
   /// Steps between evaluations; 0: only one, after the last step.

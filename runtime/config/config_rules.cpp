@@ -169,6 +169,9 @@ public:
   }
 
   void check_steps() {
+    if (!x_.train.init_prefix.empty() && x_.train.init_from.empty())
+      add("train.init_prefix", "has no effect without", "train.init_from",
+          "write the file, or leave the prefix out");
     auto& dumps = x_.train.dump_gradients;
     if (auto last = std::max_element(dumps.begin(), dumps.end());
         last != dumps.end() && *last > x_.train.steps)

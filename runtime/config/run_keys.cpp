@@ -184,6 +184,11 @@ const std::vector<config_key> run_table = {
                  "load_weights", "init_checkpoint", "finetune"},
    .is_file = true,
    .or_folder = true},
+  {.name = "train.init_prefix",
+   .slot = SMP_SLOT(train.init_prefix),
+   .meaning = "with which the names in the file of `train.init_from` begin and "
+              "those of the model do not, as `module.`",
+   .elsewhere = {"base_model_prefix"}},
   {.name = "train.log_interval",
    .slot = SMP_SLOT(train.log_interval),
    .meaning = "steps between two progress lines that stay",

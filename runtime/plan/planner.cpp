@@ -419,7 +419,7 @@ void decide_alone(const train_config& x,
     auto model = whole->distribute();
     begin_run(x, *whole, *data, *model);
     if (!x.train.init_from.empty())
-      check_state_dict(x.train.init_from, *model);
+      check_state_dict(x.train.init_from, *model, x.train.init_prefix);
     auto& state = model->state();
     auto wanted = x.smp.auto_partition ? state.wants_trace(devices)
                                        : state.can_trace(devices);

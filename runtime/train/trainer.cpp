@@ -116,7 +116,7 @@ public:
     // A checkpoint already has what these weights became.
     if (auto& file = config.train.init_from;
         !file.empty() && summary_.resumed_from.empty())
-      load_state_dict(file, *model_, {&optimizer_});
+      load_state_dict(file, *model_, {&optimizer_}, config.train.init_prefix);
   }
 
   train_summary operator()() {

@@ -1,6 +1,7 @@
 #include "runtime/verify/reference.hpp"
 
 #include "runtime/checkpoint/weight_files.hpp"
+#include "runtime/checkpoint/weight_names.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -223,16 +225,21 @@ std::vector<std::string> reference_run::names() const {
   return result;
 }
 
-void reference_run::begin_from(const std::string& path,
-                               const std::vector<tensor_names>& names) {
+void reference_run::begin_from(const std::vector<tensor_names>& names) {
   apart here;
   std::map<std::string, std::string> first;
+  std::set<std::string> known;
   for (auto& x : names)
-    for (auto& name : x.all)
+    for (auto& name : x.all) {
       first.emplace(name, x.all.front());
-  const weight_files files{path};
-  for (size_t k = 0; k < files.tensors().size(); ++k)
-    if (auto i = first.find(files.tensors()[k].name); i != first.end())
+      known.insert(name);
+    }
+  auto& from = state_->config.train;
+  const weight_files files{from.init_from};
+  auto found = names_in_model(files.tensors(), known, from.init_prefix,
+                              from.init_from);
+  for (size_t k = 0; k < found.size(); ++k)
+    if (auto i = first.find(found[k]); i != first.end())
       state_->begin_with(i->second, files.read(k));
 }
 

@@ -27,11 +27,10 @@ public:
   /// Names of all parameters and buffers, each tensor once.
   std::vector<std::string> names() const;
 
-  /// Loads the parameters and buffers of a file (train.init_from), with all of
+  /// Loads the parameters and buffers of the file train.init_from, with all of
   /// their digits where parameters in half precision have float32 weights.
   /// @param names of each tensor, of which the file may have any
-  void begin_from(const std::string& path,
-                  const std::vector<tensor_names>& names);
+  void begin_from(const std::vector<tensor_names>& names);
 
   /// Sets parameters and buffers; ignores names that the model does not have.
   void load(const std::map<std::string, at::Tensor>& state);

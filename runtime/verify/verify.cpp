@@ -194,7 +194,7 @@ private:
     return run_apart([&] {
       // The weights that ranks read from the file are compared, too.
       if (std::exchange(reads_weights_, false))
-        reference_->begin_from(config_.train.init_from, names_);
+        reference_->begin_from(names_);
       else
         reference_->load(before_);
       return reference_->run(moment_of(x));

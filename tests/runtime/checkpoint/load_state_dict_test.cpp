@@ -2,6 +2,7 @@
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
+#include "runtime/checkpoint/weight_names.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/assertion_lock.hpp"
@@ -16,6 +17,7 @@
 #include <torch/utils.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -161,6 +163,54 @@ TEST_CASE("ranks read several files with an index as they read one",
       CHECK(torch::equal(x, expected.at(name)));
     }
   });
+}
+
+TEST_CASE("names of other programs become those of the model",
+          "[runtime][state]") {
+  const std::set<std::string> known{
+    "transformer.wte.weight", "transformer.h.0.attn.c_attn.bias",
+    "transformer.h.1.attn.c_attn.bias", "lm_head.weight"};
+  auto named = [&](const std::vector<std::string>& in_file,
+                   const std::string& prefix = "") {
+    std::vector<tensor_outline> xs;
+    for (auto& x : in_file) {
+      auto& shape = xs.emplace_back(x, at::kFloat).shape;
+      if (!x.ends_with("masked_bias"))
+        shape = {1, 1, 8, 8};
+    }
+    return names_in_model(xs, known, prefix, "x.st");
+  };
+  using names = std::vector<std::string>;
+  // The model's own, and one that it does not know: reported by others.
+  CHECK(named({"lm_head.weight", "other"}) == names{"lm_head.weight", "other"});
+  // As GPT2Model, not GPT2LMHeadModel, calls them.
+  CHECK(named({"wte.weight", "h.0.attn.c_attn.bias", "lm_head.weight"})
+        == names{"transformer.wte.weight", "transformer.h.0.attn.c_attn.bias",
+                 "lm_head.weight"});
+  CHECK(named({"wte.weight", "transformer.h.0.attn.c_attn.bias"}).front()
+        == "wte.weight");
+  // Parts of it, each of which would complete them.
+  CHECK(named({"attn.c_attn.bias"}) == names{"attn.c_attn.bias"});
+  // Buffers that the model computes.
+  CHECK(named({"h.0.attn.c_attn.bias", "h.0.attn.bias", "h.0.attn.masked_bias"})
+        == names{"transformer.h.0.attn.c_attn.bias", "", ""});
+  CHECK(named({"h.0.attn.masked_bias", "h.0.attn.odd"})
+        == names{"", "h.0.attn.odd"});
+  // What has wrapped the model.
+  const names wrapped{"module.transformer.wte.weight", "module.lm_head.weight"};
+  auto advice = error_of([&] { named(wrapped); }, error_code::config);
+  CHECK(advice
+        == "cannot load x.st: all its names begin with \"module.\", and those "
+           "of the model do not; write train.init_prefix = \"module.\"");
+  CHECK(named(wrapped, "module.")
+        == names{"transformer.wte.weight", "lm_head.weight"});
+  CHECK_THAT(error_of([&] { named({"a.model.wte.weight"}); }),
+             ContainsSubstring("write train.init_prefix = \"a.model.\""));
+  CHECK(named({"a.model.wte.weight"}, "a.model.")
+        == names{"transformer.wte.weight"});
+  CHECK_THAT(error_of([&] { named(wrapped, "modul_"); }),
+             ContainsSubstring("none of its names begins with "
+                               "train.init_prefix = \"modul_\""));
 }
 
 TEST_CASE("a wrong file is refused as a whole, with all that is wrong",

@@ -81,6 +81,10 @@ std::vector<broken> of_models_data_and_runs() {
      and_also("eval_interval = 5\neval_steps = 0"),
      "run.toml:16: ",
      {"train.eval_interval = 5", "train.eval_steps = 0"}},
+    {"names of no file",
+     and_also("init_prefix = \"module.\""),
+     "run.toml:16: ",
+     {"train.init_prefix = \"module.\"", "train.init_from"}},
   };
 }
 

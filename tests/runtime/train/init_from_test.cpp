@@ -158,6 +158,35 @@ TEST_CASE("the first loss is that of the file's weights in Hugging Face's code",
   CHECK(losses[0] == Approx(gpt.loss).epsilon(1e-4));
 }
 
+TEST_CASE("a file of the inner model, or of a wrapped one, begins a run too",
+          "[runtime][trainer]") {
+  published_gpt gpt;
+  auto config = gpt.config({.pipeline = 2});
+  const std::string inner = "transformer.";
+  named_tensors of_inner, wrapped;
+  for (auto& [name, x] : gpt.weights) {
+    wrapped.emplace_back("module." + name, x);
+    if (name.starts_with(inner))
+      of_inner.emplace_back(name.substr(inner.size()), x);
+  }
+  // As on the Hub: from when masks were saved.
+  for (std::string layer : {"h.0.", "h.1."}) {
+    of_inner.emplace_back(layer + "attn.bias", torch::ones({1, 1, 10, 10}));
+    of_inner.emplace_back(layer + "attn.masked_bias", torch::tensor(-1e4));
+  }
+  auto begin = [&](const named_tensors& xs) {
+    write_safetensors(gpt.file(), xs);
+    auto run = gpt.dir.path / "run";
+    std::filesystem::remove_all(run);
+    return train_from(config, run).at(0);
+  };
+  CHECK(begin(of_inner) == Approx(gpt.loss).epsilon(1e-4));
+  auto told = cause_of([&] { begin(wrapped); }, error_code::config);
+  CHECK(told.ends_with("write train.init_prefix = \"module.\""));
+  config.train.init_prefix = "module.";
+  CHECK(begin(wrapped) == Approx(gpt.loss).epsilon(1e-4));
+}
+
 TEST_CASE("float32 weights of parameters in half precision are the file's",
           "[runtime][trainer][precision][R56][tensor_parallel]") {
   auto g = GENERATE(init_grid{.pipeline = 2}, init_grid{.tensor = 2},
