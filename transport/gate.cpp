@@ -14,7 +14,9 @@
 #include <cstring>
 #include <list>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -47,6 +49,9 @@ constexpr uint32_t note_limit = 4096;
 /// Both sides' random bytes, so that neither side can replay an old proof.
 using nonces = std::array<std::byte, 2 * nonce_size>;
 
+constexpr const char* need_of_keys
+  = "; each machine must have the keys of this run";
+
 [[noreturn]] void gate_fail(std::string text) {
   throw error{error_code::transport, std::move(text)};
 }
@@ -61,10 +66,12 @@ public:
   unproven(file_descriptor connection, const std::optional<tls_line>& line,
            gate_clock::time_point deadline)
     : deadline_(deadline) {
-    if (line)
+    if (line) {
+      peer_ = peer_address(connection.get()); // later it may be gone
       tls_.emplace(std::move(connection), line->keys, tls_side::accepts);
-    else
+    } else {
       connection_ = std::move(connection);
+    }
   }
 
   pollfd wanted() const noexcept {
@@ -74,6 +81,18 @@ public:
 
   gate_clock::time_point deadline() const noexcept {
     return deadline_;
+  }
+
+  /// Who the peer is, and why it is refused. @pre over a network
+  std::string refusal() const {
+    auto why = tls_->problem();
+    if (!why.empty())
+      why = "TLS: " + why + need_of_keys;
+    else if (answered_)
+      why = "it does not know the secret of this run";
+    else
+      why = size_ > 0 ? "it is no rank of smp" : "it said nothing in time";
+    return peer_ + ": " + why;
   }
 
   file_descriptor take(const std::optional<tls_line>& line) {
@@ -163,6 +182,7 @@ private:
 
   file_descriptor connection_; // or
   std::optional<tls_stream> tls_;
+  std::string peer_; // with TLS
   gate_clock::time_point deadline_;
   bool answered_ = false;
   size_t size_ = 0;
@@ -237,10 +257,18 @@ struct gate::impl {
         ++answered;
         break;
       case gate_progress::refused:
-        ++refused;
+        refuse(*x);
         break;
     }
     return waiting.erase(x);
+  }
+
+  void refuse(const unproven& x) {
+    ++refused;
+    if (!config.on_refused || !config.line || told.size() >= told_limit)
+      return;
+    if (auto why = x.refusal(); told.insert(why).second)
+      config.on_refused(why);
   }
 
   void admit(unproven& x) {
@@ -284,7 +312,7 @@ struct gate::impl {
     auto rest = waiting.size() - 1;
     look_at(first);
     if (waiting.size() > rest) {
-      ++refused;
+      refuse(waiting.front());
       waiting.pop_front();
     }
     return true;
@@ -293,7 +321,7 @@ struct gate::impl {
   void drop_late() {
     auto now = gate_clock::now();
     while (!waiting.empty() && waiting.front().deadline() <= now) {
-      ++refused;
+      refuse(waiting.front());
       waiting.pop_front();
     }
   }
@@ -308,6 +336,7 @@ struct gate::impl {
   std::atomic<uint64_t> refused = 0;
   // Used by the thread only.
   std::list<unproven> waiting;
+  std::set<std::string> told; // refusals
   bool exhausted = false;
   std::thread thread;
 };
@@ -412,8 +441,7 @@ private:
   [[noreturn]] void fail() const {
     if (tls_ == nullptr)
       gate_fail(std::strerror(errno));
-    gate_fail("TLS: " + tls_->problem()
-              + "; each machine must have the keys of this run");
+    gate_fail("TLS: " + tls_->problem() + need_of_keys);
   }
 
   int fd_;

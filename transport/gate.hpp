@@ -47,6 +47,9 @@ struct gate_stats {
 ///   gate to rank   the secret (32), length (4, little endian), note
 class gate {
 public:
+  /// Who scans ports must not fill a log.
+  static constexpr size_t told_limit = 16;
+
   struct options {
     /// An address of this machine, or a name: then all addresses of this
     /// machine to which it resolves.
@@ -62,6 +65,10 @@ public:
     std::chrono::milliseconds patience{5000};
     /// The most connections at one time that have not shown it.
     size_t unproven_limit = 64;
+    /// Over a network: hears which peer was refused and why, once for each
+    /// reason of each peer, up to `told_limit` times. Runs on the gate's
+    /// thread; must not block.
+    std::function<void(const std::string&)> on_refused = {};
     /// Takes an admitted connection. Runs on the gate's thread; must not block.
     std::function<void(file_descriptor)> admit;
   };

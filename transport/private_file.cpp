@@ -30,7 +30,9 @@ bool write_draft(const std::string& path, const std::string& text) {
 } // namespace
 
 std::optional<std::string> read_private_file(const std::string& path) {
-  file_descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY)};
+  // To open a pipe would wait for somebody who writes to it.
+  file_descriptor file{
+    ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
   struct stat info {};
   if (!file || ::fstat(file.get(), &info) != 0)
     return std::nullopt;

@@ -1,6 +1,7 @@
 #include "actors/cluster/control_port.hpp"
 
 #include "actors/protocol/actor_system.hpp"
+#include "actors/protocol/plain_text.hpp"
 #include "transport/network/addresses.hpp"
 
 #include <fmt/format.h>
@@ -38,7 +39,7 @@ supervisor_actor find_supervisor(caf::actor_system& system,
         fmt::format("{} could not reach the SUPERVISOR at {} within {} s: {}",
                     who, endpoint(address, port),
                     static_cast<double>(limit.count()) / 1000,
-                    to_string(last))};
+                    plain_text(last))};
     self->request(ports, left, caf::connect_atom_v, address, port)
       .receive(
         [&](const caf::node_id&, const caf::strong_actor_ptr& hdl,

@@ -171,6 +171,7 @@ gated_middleman_impl::open(uint16_t port, const char* address, bool) {
   x.secret = options_.secret;
   x.line = options_.line;
   x.note = options_.note;
+  x.on_refused = options_.on_refused;
   try {
     return caf::io::doorman_ptr{caf::make_counted<gate_doorman>(
       system().middleman().backend(), std::move(x))};

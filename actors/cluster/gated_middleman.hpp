@@ -6,6 +6,7 @@
 #include <caf/io/middleman_actor.hpp>
 #include <caf/io/middleman_actor_impl.hpp>
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -28,6 +29,7 @@ public:
     std::optional<tls_line> line;
     /// See `gate::options`.
     std::string note = {};
+    std::function<void(const std::string&)> on_refused = {};
   };
 
   gated_middleman_impl(caf::actor_config& cfg, caf::actor broker, options x);

@@ -1,5 +1,7 @@
 #include "actors/cluster/member.hpp"
 
+#include "actors/protocol/plain_text.hpp"
+
 #include <caf/send.hpp>
 #include <fmt/format.h>
 
@@ -34,7 +36,7 @@ void member_state::join() {
                       no_rank,
                       {},
                       "the SUPERVISOR at " + address
-                        + " did not answer: " + to_string(e)});
+                        + " did not answer: " + plain_text(e)});
       });
   if (config.stopped_here)
     look_for_stops();

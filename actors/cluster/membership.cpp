@@ -5,6 +5,7 @@
 #include "actors/cluster/supervisor.hpp"
 #include "actors/inspection/inspection_service.hpp"
 #include "actors/protocol/actor_system.hpp"
+#include "actors/protocol/plain_text.hpp"
 #include "actors/stalls/stall_monitor.hpp"
 #include "transport/network/addresses.hpp"
 
@@ -43,7 +44,7 @@ struct supervisor_host::impl {
     };
     inspector_config inspected;
     inspected.world_size = x.world_size;
-    ports = gated_middleman(system, {x.secret, x.line, x.note});
+    ports = gated_middleman(system, {x.secret, x.line, x.note, x.on_refused});
     actor = system.spawn(supervisor, std::move(x));
     inspected.supervisor = actor;
     inspection.emplace(system, std::move(inspected));
@@ -63,7 +64,7 @@ struct supervisor_host::impl {
     end_actor(system, ports, caf::exit_reason::kill);
     throw error{error_code::transport,
                 fmt::format("the SUPERVISOR cannot listen on {}: {}",
-                            endpoint(address, wanted), to_string(problem))};
+                            endpoint(address, wanted), plain_text(problem))};
   }
 
   ~impl() {

@@ -36,6 +36,8 @@ public:
     std::optional<tls_line> line;
     /// Sent with the secret to peers that have the keys of `line`.
     std::string note;
+    /// See `gate::options`.
+    std::function<void(const std::string&)> on_refused;
     std::chrono::milliseconds join_limit{30000};
     /// How long a loss waits for `report_down`: a connection breaks before the
     /// launcher knows why the process ended. The report comes at once unless

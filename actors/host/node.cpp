@@ -3,6 +3,7 @@
 #include "actors/board/rank_board.hpp"
 #include "actors/host/node_status.hpp"
 #include "actors/protocol/actor_system.hpp"
+#include "actors/protocol/plain_text.hpp"
 #include "actors/server/module_server.hpp"
 
 #include <caf/scoped_actor.hpp>
@@ -88,7 +89,7 @@ T ask_status(caf::scoped_actor& self, const Handle& hdl, const deadline& limit,
     .receive([&](T& x) { result = std::move(x); },
              [&](const caf::error& e) {
                throw error{error_code::internal,
-                           "no status from " + who + ": " + to_string(e)};
+                           "no status from " + who + ": " + plain_text(e)};
              });
   return result;
 }
@@ -111,7 +112,7 @@ struct node::impl {
         end->server_died({error_code::internal,
                           self,
                           {},
-                          "the MODULE SERVER ended: " + to_string(reason)});
+                          "the MODULE SERVER ended: " + plain_text(reason)});
       });
   }
 

@@ -1,5 +1,7 @@
 #include "actors/schedule/schedule_errors.hpp"
 
+#include "actors/protocol/plain_text.hpp"
+
 #include <caf/exit_reason.hpp>
 #include <caf/sec.hpp>
 
@@ -34,7 +36,7 @@ std::pair<error_code, std::string> explain(const caf::error& x,
     return {error_code::schedule, "threw: " + text_of(x)};
   if (!x || has_ended(x) || x.category() == caf::type_id_v<caf::exit_reason>)
     return {error_code::schedule, "ended without an answer"};
-  return {error_code::schedule, "answered with an error: " + to_string(x)};
+  return {error_code::schedule, "answered with an error: " + plain_text(x)};
 }
 
 } // namespace smp

@@ -2,6 +2,7 @@
 
 #include "actors/board/rank_board.hpp"
 #include "actors/protocol/actor_scheduler.hpp"
+#include "actors/protocol/plain_text.hpp"
 #include "actors/protocol/wire.hpp"
 #include "actors/schedule/pipeline_scheduler.hpp"
 #include "actors/schedule/user_schedule.hpp"
@@ -188,7 +189,7 @@ void module_server_state::on_down(const caf::down_msg& x) {
     auto err = failure{error_code::internal,
                        core->self(),
                        {},
-                       "the PIPELINE SCHEDULER died: " + to_string(x.reason)};
+                       "the PIPELINE SCHEDULER died: " + plain_text(x.reason)};
     if (!closing) {
       auto report = step_report{core->step(), {}, err};
       broadcast(report);
@@ -202,7 +203,7 @@ void module_server_state::on_down(const caf::down_msg& x) {
       i != contexts.end()) {
     auto id = i->first;
     contexts.erase(i);
-    core->lose(id, to_string(x.reason));
+    core->lose(id, plain_text(x.reason));
   }
   settle();
 }
@@ -222,7 +223,7 @@ void module_server_state::on_refused(const caf::error& x) {
                    {error_code::internal,
                     core->self(),
                     {},
-                    "a message was refused: " + to_string(x)}});
+                    "a message was refused: " + plain_text(x)}});
 }
 
 void module_server_state::settle() {

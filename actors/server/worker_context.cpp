@@ -1,6 +1,7 @@
 #include "actors/server/worker_context.hpp"
 
 #include "actors/protocol/actor_scheduler.hpp"
+#include "actors/protocol/plain_text.hpp"
 
 #include <caf/sec.hpp>
 #include <caf/send.hpp>
@@ -92,7 +93,7 @@ caf::error context_link::refusal() const {
 // An executor whose events contradict its notes is a defect.
 void context_link::give_up() {
   tell(step_failed{notes_->look().current.step,
-                   {error_code::internal, no_rank, {}, to_string(refusal())}});
+                   {error_code::internal, no_rank, {}, plain_text(refusal())}});
 }
 
 context_notes::clock::time_point context_link::now() const {

@@ -145,8 +145,10 @@ void replacement::commit() {
 // -- text ---------------------------------------------------------------------
 
 std::optional<std::string> try_read(const std::string& path, uint64_t limit) {
-  file_descriptor in{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (!in)
+  // To open a pipe to which nobody writes would wait forever; to read it does
+  // not.
+  file_descriptor in{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  if (!in || ::fcntl(in.get(), F_SETFL, 0) != 0)
     return std::nullopt;
   // The reported size need not be right: files in /proc have size 0.
   std::string result;

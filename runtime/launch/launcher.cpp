@@ -309,6 +309,9 @@ supervisor_host::options supervision_of(const launch_options& x,
   result.port = x.nodes.port;
   result.line = place.network.line;
   result.note = place.log_dir;
+  result.on_refused = [](const std::string& y) {
+    print_stderr("smp: refused a connection from {}\n", y);
+  };
   result.join_limit = x.join_limit;
   if (place.network.line)
     result.join_limit = patience_between_machines;

@@ -287,6 +287,9 @@ void session::process::host_supervisor(rank_environment& env,
   x.address = env.rendezvous_address;
   x.port = env.rendezvous_port;
   x.line = network.line;
+  x.on_refused = [](const std::string& y) {
+    print_stderr("smp: refused a connection from {}\n", y);
+  };
   x.join_limit = join_limit();
   // The processes' ends are not reported, so a loss waits for no report; but
   // when a machine is lost, its ranks are lost one after the other.

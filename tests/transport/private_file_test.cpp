@@ -31,6 +31,12 @@ TEST_CASE("A private file is its user's alone and whole", "[transport][R44]") {
       smp::test::error_of([&] { read_private_file(path); }, error_code::config),
       ContainsSubstring("mode 0600"));
   }
+  // To open a pipe would wait for somebody who writes to it.
+  std::filesystem::remove(path);
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THAT(
+    smp::test::error_of([&] { read_private_file(path); }, error_code::config),
+    ContainsSubstring("must be a file"));
 }
 
 TEST_CASE("A private file that cannot be written says why", "[transport]") {

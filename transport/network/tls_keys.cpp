@@ -4,12 +4,15 @@
 #include "transport/file_descriptor.hpp"
 #include "transport/run_secret.hpp"
 
+#include <openssl/asn1.h>
+#include <openssl/bio.h>
 #include <openssl/crypto.h>
 #include <openssl/ec.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
+#include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
 #include <array>
@@ -151,11 +154,15 @@ struct key_text {
 text_ptr read_key_file(int dir, const std::string& where, const char* name,
                        key_text& storage) {
   auto path = where + '/' + name;
-  file_descriptor file{::openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOCTTY)};
+  // To open a pipe would wait for somebody who writes to it.
+  file_descriptor file{
+    ::openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
   struct stat info {};
   if (!file || ::fstat(file.get(), &info) != 0)
     throw config_error(path + ": " + std::strerror(errno) + "; smp-train keys "
                        + where + " makes the keys of a run");
+  if (!S_ISREG(info.st_mode))
+    throw config_error(path + ": is no regular file");
   if (name == key_file)
     check_private(info, path, "file", "600");
   auto got = ::read(file.get(), storage.bytes.data(), storage.bytes.size());
@@ -166,6 +173,31 @@ text_ptr read_key_file(int dir, const std::string& where, const char* name,
     BIO_new_mem_buf(storage.bytes.data(), static_cast<int>(storage.size))};
 }
 
+/// @returns "Nov 23 02:05:44 2026 GMT"
+std::string text_of_time(const ASN1_TIME* x) {
+  text_ptr text{BIO_new(BIO_s_mem())};
+  if (!text || ASN1_TIME_print(text.get(), x) != 1)
+    return "an unknown time";
+  char* data = nullptr;
+  auto size = BIO_get_mem_data(text.get(), &data);
+  return {data, static_cast<size_t>(size)};
+}
+
+/// Otherwise only the other machines would refuse it, and say so there.
+void check_dates(const X509* x, const std::string& path,
+                 const std::string& where) {
+  auto* end = X509_get0_notAfter(x);
+  auto* begin = X509_get0_notBefore(x);
+  if (X509_cmp_current_time(end) <= 0)
+    throw config_error(path + ": expired on " + text_of_time(end)
+                       + "; make new keys in another folder (smp-train keys "
+                         "DIR) and copy it to all machines in place of "
+                       + where);
+  if (X509_cmp_current_time(begin) > 0)
+    throw config_error(path + ": is valid only from " + text_of_time(begin)
+                       + " on; is the clock of this machine right?");
+}
+
 certificate_ptr read_certificate(int dir, const std::string& where,
                                  const char* name) {
   key_text storage;
@@ -174,6 +206,7 @@ certificate_ptr read_certificate(int dir, const std::string& where,
     PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr)};
   if (!result)
     keys_fail(where + '/' + name + ": is no certificate");
+  check_dates(result.get(), where + '/' + name, where);
   return result;
 }
 

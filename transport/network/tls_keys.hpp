@@ -18,8 +18,8 @@ void make_keys(const std::string& dir);
 /// show the other a certificate of the run's own authority.
 class tls_keys {
 public:
-  /// @throws error (config) if there are none in `dir`, or if other users can
-  /// read the folder or the key
+  /// @throws error (config) if there are none in `dir`, if other users can read
+  /// the folder or the key, or if they have expired, with the date
   explicit tls_keys(const std::string& dir);
 
   ssl_ctx_st* get() const noexcept {

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 using namespace smp;
@@ -29,6 +30,13 @@ TEST_CASE("a file is read whole, or as far as asked", "[runtime]") {
 
 TEST_CASE("a file that does not know its size is read whole", "[runtime]") {
   CHECK_THAT(read_text("/proc/self/status"), ContainsSubstring("VmRSS"));
+}
+
+TEST_CASE("a pipe to which nobody writes is empty", "[runtime]") {
+  scratch_dir dir;
+  auto path = (dir.path / "pipe").string();
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK(try_read(path) == "");
 }
 
 TEST_CASE("what cannot be read is named", "[runtime]") {

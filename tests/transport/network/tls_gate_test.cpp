@@ -13,7 +13,9 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -36,6 +38,11 @@ struct tls_port : scratch_dir {
     x.line = line;
     x.note = "runs/of today";
     x.patience = 30s;
+    x.on_refused = [this](const std::string& y) {
+      std::lock_guard guard{mutex};
+      refusals.push_back(y);
+      changed.notify_all();
+    };
     x.admit = [this](file_descriptor y) {
       std::lock_guard guard{mutex};
       admitted.push_back(std::move(y));
@@ -78,6 +85,7 @@ struct tls_port : scratch_dir {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<file_descriptor> admitted;
+  std::vector<std::string> refusals;
   std::optional<gate> entrance;
 };
 
@@ -144,6 +152,11 @@ TEST_CASE_METHOD(tls_port, "who has other keys is told nothing",
   check_open();
   CHECK(entrance->stats().admitted == 1);
   CHECK(entrance->stats().answered == 0);
+  // Told once, however often it tries again.
+  std::unique_lock guard{mutex};
+  changed.wait_for(guard, 30s, [&] { return !refusals.empty(); });
+  REQUIRE(refusals.size() == 1);
+  CHECK_THAT(refusals.front(), ContainsSubstring("127.0.0.1: TLS: "));
 }
 
 TEST_CASE_METHOD(tls_port, "the keys of another run open no gate of strangers",

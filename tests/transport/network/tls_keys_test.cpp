@@ -36,6 +36,28 @@ mode_t mode_of(const std::string& path) {
   return info.st_mode & 0777;
 }
 
+/// Valid in 2020, made by openssl ca.
+constexpr const char* of_2020 = R"(-----BEGIN CERTIFICATE-----
+MIIBADCBpgIBATAKBggqhkjOPQQDAjAMMQowCAYDVQQDDAF4MB4XDTIwMDEwMTAw
+MDAwMFoXDTIxMDEwMTAwMDAwMFowDDEKMAgGA1UEAwwBeDBZMBMGByqGSM49AgEG
+CCqGSM49AwEHA0IABK92AIPF3OuFHwosm5+5hKcsiGbbBm2BMzpXy4IUeKG1/VCK
+dDvluDnfOHjnomTIUHhbgvP00BrPvf4S3PyjlLYwCgYIKoZIzj0EAwIDSQAwRgIh
+ALtoeuIGvC4upZLSmFlLwb8rRuD4fvDl5i+xjByLMPnuAiEArHvZTKz+GiPhgOdx
+w3/Own21NWrwj2pdS1DKP1fbaGE=
+-----END CERTIFICATE-----
+)";
+
+/// Valid in 2400.
+constexpr const char* of_2400 = R"(-----BEGIN CERTIFICATE-----
+MIIBBDCBqgIBAjAKBggqhkjOPQQDAjAMMQowCAYDVQQDDAF4MCIYDzI0MDAwMTAx
+MDAwMDAwWhgPMjQwMTAxMDEwMDAwMDBaMAwxCjAIBgNVBAMMAXgwWTATBgcqhkjO
+PQIBBggqhkjOPQMBBwNCAASvdgCDxdzrhR8KLJufuYSnLIhm2wZtgTM6V8uCFHih
+tf1QinQ75bg53zh456JkyFB4W4Lz9NAaz73+Etz8o5S2MAoGCCqGSM49BAMCA0kA
+MEYCIQDImYhe7YUZNEJhqkg6Lnl1Dw8S+Bm5K/Jya9oQFF3w5AIhAL4UpLUY/m8s
+0OjTU4MoZ8+Fu2jEWW6yIYdw0/GhNRhp
+-----END CERTIFICATE-----
+)";
+
 } // namespace
 
 TEST_CASE_METHOD(keys_dir, "the keys of a run are for their user only",
@@ -79,6 +101,33 @@ TEST_CASE_METHOD(keys_dir, "what is no key is refused by name",
   CHECK(refusal() == "no error");
   CHECK_THAT(error_of([&] { tls_keys{dir + "-nowhere"}; }, error_code::config),
              ContainsSubstring("smp-train keys"));
+}
+
+TEST_CASE_METHOD(keys_dir, "a pipe among the keys is refused, not awaited",
+                 "[transport][tls]") {
+  for (auto file : {"ca.pem", "rank.pem", "rank.key"}) {
+    auto path = dir + '/' + file;
+    auto before = content_of(path);
+    std::filesystem::remove(path);
+    REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+    CHECK_THAT(refusal(), ContainsSubstring(path + ": is no regular file"));
+    std::filesystem::remove(path);
+    write("keys/" + std::string{file}, before);
+    set_mode("/" + std::string{file}, 0600);
+  }
+}
+
+TEST_CASE_METHOD(keys_dir, "keys that are not valid now are refused by date",
+                 "[transport][tls]") {
+  write("keys/rank.pem", of_2020);
+  CHECK_THAT(refusal(),
+             ContainsSubstring(dir
+                               + "/rank.pem: expired on Jan  1 00:00:00 "
+                                 "2021 GMT; make new keys in another "
+                                 "folder"));
+  write("keys/rank.pem", of_2400);
+  CHECK_THAT(refusal(), ContainsSubstring("/rank.pem: is valid only from Jan  "
+                                          "1 00:00:00 2400 GMT"));
 }
 
 TEST_CASE_METHOD(keys_dir, "a key belongs to its certificate",
