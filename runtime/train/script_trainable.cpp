@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/version.h>
 
 #include <algorithm>
