@@ -484,16 +484,15 @@ TEST_CASE("a peer that does not come to a shared module is named and ended",
   auto x = run_processes(what, ends_soon);
   CHECK(x.code == 4);
   auto backward = what.ends_with("backward");
-  CHECK_THAT(x.report,
-             ContainsSubstring("waits for all")
-               && ContainsSubstring(
-                 fmt::format("of ranks 0, 1{} (not joined by rank 1) from rank "
-                             "1 for ",
-                             backward ? "" : " in fc"))
-               && ContainsSubstring(
-                 fmt::format("; rank 1 executes the step body, microbatch 0, "
-                             "{} for ",
-                             backward ? "backward" : "forward")));
+  CHECK_THAT(x.report, ContainsSubstring("waits for all")
+                         && ContainsSubstring(fmt::format(
+                           "of ranks 0, 1{} (not joined by rank 1) from rank "
+                           "1 for ",
+                           backward ? "" : " in fc"))
+                         && ContainsSubstring(fmt::format(
+                           "; rank 1 executes the step body, microbatch 0, "
+                           "{} for ",
+                           backward ? "backward" : "forward")));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
 }
 
