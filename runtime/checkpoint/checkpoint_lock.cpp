@@ -30,7 +30,9 @@ std::string name_of_this_run() {
 
 void lock_checkpoints(const std::string& dir, model_state& state) {
   std::error_code ignored;
-  auto key = std::filesystem::weakly_canonical(dir, ignored).string();
+  // Of a relative path that does not exist yet it would stay relative.
+  auto whole = std::filesystem::absolute(dir, ignored);
+  auto key = std::filesystem::weakly_canonical(whole, ignored).string();
   auto& locks = state.locks();
   if (!locks.contains(key))
     locks.emplace(key, folder_lock{dir, name_of_this_run()});
