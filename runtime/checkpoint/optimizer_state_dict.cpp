@@ -14,7 +14,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
@@ -257,12 +259,12 @@ void distributed_optimizer::load_state_dict(const named_tensors& xs) {
                   required);
   }
   given.finish();
-  for (auto& [i, part] : parts)
-    set_fields(*this, part, [&](const std::string& field) {
-      auto* known = given.of(i);
+  for (auto& entry : parts)
+    set_fields(*this, entry.second, [&](const std::string& field) {
+      auto* known = given.of(entry.first);
       auto x = known ? known->find(field) : decltype(known->end()){};
       return known && x != known->end()
-               ? own_part(x->second, map.slice(i), part)
+               ? own_part(x->second, map.slice(entry.first), entry.second)
                : at::Tensor{};
     });
 }

@@ -94,7 +94,7 @@ std::vector<written_tensor> describe(const std::vector<tensor_outline>& tensors,
   for (auto& t : tensors) {
     if (!names.insert(t.name).second)
       e.fail(t.name, "this name is taken");
-    auto& x = result.emplace_back(&t, result.size());
+    auto& x = result.emplace_back(written_tensor{&t, result.size(), {}, 0});
     x.dtype = name_of(t.dtype);
     if (x.dtype.empty())
       e.fail(t.name,

@@ -3,6 +3,7 @@
 #include "runtime/model/native_modules.hpp"
 #include "runtime/model/script_code.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/gelu.h>

@@ -15,6 +15,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <unordered_set>

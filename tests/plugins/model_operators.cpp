@@ -1,6 +1,7 @@
 // An operator beside LibTorch's, for tests: the file
 // tests/data/script/outside_operator.pt calls it.
 
+#include <ATen/TensorOperators.h>
 #include <torch/library.h>
 
 namespace model_operators {

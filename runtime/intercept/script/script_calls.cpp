@@ -8,6 +8,7 @@
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/model/traced_code.hpp"
 #include "runtime/remote/execution.hpp"
 
 #include <ATen/core/function.h>

@@ -11,6 +11,8 @@
 
 #include <torch/nn/functional/linear.h>
 
+#include <fmt/format.h>
+
 namespace smp {
 
 namespace {

@@ -174,7 +174,7 @@ TEST_CASE("names of other programs become those of the model",
                    const std::string& prefix = "") {
     std::vector<tensor_outline> xs;
     for (auto& x : in_file) {
-      auto& shape = xs.emplace_back(x, at::kFloat).shape;
+      auto& shape = xs.emplace_back(tensor_outline{x, at::kFloat, {}}).shape;
       if (!x.ends_with("masked_bias"))
         shape = {1, 1, 8, 8};
     }
