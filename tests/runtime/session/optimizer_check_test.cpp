@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/stderr_to.hpp"
