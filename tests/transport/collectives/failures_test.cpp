@@ -327,7 +327,7 @@ TEST_CASE("damaged messages of collectives never do harm",
   collective_writer writer{call.label, call.what};
   std::mt19937 rng{3};
   size_t refused = 0;
-  for (auto original :
+  for (const auto& original :
        {writer.joined(), writer.segment({1, 0}, make_tensor(16, 1)),
         writer.failed({error_code::internal, rank_id{1}, {}, "x"})}) {
     for (int round = 0; round < 1000; ++round) {
