@@ -5,6 +5,7 @@
 #include "runtime/base/script_error_text.hpp"
 #include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
+#include "runtime/model/module_type.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
 
@@ -18,7 +19,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string_view>
 #include <unordered_map>
 
 namespace smp {
@@ -488,11 +488,7 @@ void tracer::note_outside_call(const torch::nn::Module& x) {
   auto trained = [&](const at::Tensor& y) {
     return y.defined() && y.requires_grad() && model_.find(y) < 0;
   };
-  // "smp::hooked<x>" is an x to its user.
-  constexpr std::string_view prefix = "smp::hooked<";
-  auto type = x.name();
-  if (type.starts_with(prefix))
-    type = type.substr(prefix.size(), type.size() - prefix.size() - 1);
+  auto type = type_for_user(x.name());
   if (model_.module_index.contains(dynamic_cast<const void*>(&x))
       || std::ranges::none_of(x.parameters(), trained)
       || !outside_.insert(type).second)

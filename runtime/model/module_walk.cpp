@@ -2,6 +2,7 @@
 
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/model/hook.hpp"
+#include "runtime/model/module_type.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -42,7 +43,7 @@ private:
     }
     auto& x = result_.modules.emplace_back();
     x.names.push_back(path);
-    x.type = readable(m.name());
+    x.type = type_for_user(m.name());
     x.object = &m;
     x.kept = m.weak_from_this().lock();
     x.parent = parent;
@@ -82,14 +83,6 @@ private:
     x.names.push_back(name);
     x.modules.push_back(module);
     result_.modules[module].tensors.push_back(i->second);
-  }
-
-  /// "smp::hooked<x>" is an x to its user.
-  static std::string readable(std::string type) {
-    constexpr std::string_view prefix = "smp::hooked<";
-    if (type.starts_with(prefix) && type.ends_with('>'))
-      type = type.substr(prefix.size(), type.size() - prefix.size() - 1);
-    return type;
   }
 
   walked_model result_;
