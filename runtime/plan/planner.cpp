@@ -334,10 +334,11 @@ bool has_room(const lone_decision& run, const train_config& x) {
 /// that no training step runs. Empty: it does not, or cannot be tried here
 std::string failed_evaluation(lone_decision& run, const train_config& x) {
   std::string result;
+  if (x.train.eval_steps == 0 || !why_not_measured(run, x).empty())
+    return result;
   auto n = replicas_of(x);
   auto data = make_data(x, n);
-  if (x.train.eval_steps == 0 || !data->has_held_out()
-      || !why_not_measured(run, x).empty())
+  if (!data->has_held_out())
     return result;
   run.whole.train(false);
   // In a trace, so that parameters, buffers and streams stay what they are.
