@@ -5,12 +5,24 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <set>
 #include <tuple>
 
 namespace smp {
 
 namespace {
+
+/// @returns how `a` differs from `b`, the reference's; nothing if it equals it.
+/// A number that is not finite equals only itself
+std::optional<mismatch> compare_numbers(double a, double b,
+                                        const tolerance& allowed) {
+  auto bound = allowed.bound(std::abs(b));
+  auto close = std::isfinite(b) && std::abs(a - b) <= bound;
+  if (a == b || (std::isnan(a) && std::isnan(b)) || close)
+    return std::nullopt;
+  return mismatch{"", number_text(a), number_text(b), std::abs(a - b), bound};
+}
 
 std::string parent_of(const std::string& path) {
   auto dot = path.rfind('.');
@@ -348,12 +360,8 @@ private:
 
   void scalar(finding_kind kind, const char* what, double a, double b,
               const tolerance& x) {
-    auto bound = x.bound(std::abs(b));
-    if (a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= bound)
-      return;
-    result_.add(
-      make(kind, "", what,
-           {"", number_text(a), number_text(b), std::abs(a - b), bound}));
+    if (auto wrong = compare_numbers(a, b, x))
+      result_.add(make(kind, "", what, *wrong));
   }
 
   // -- state ------------------------------------------------------------------
@@ -574,15 +582,14 @@ private:
 
 void compare_held_out(uint64_t step, double pipeline, double reference,
                       const tolerance& allowed, verify_summary& result) {
-  auto bound = allowed.bound(std::abs(reference));
-  auto off = std::abs(pipeline - reference);
-  if (off <= bound || (std::isnan(pipeline) && std::isnan(reference)))
+  auto wrong = compare_numbers(pipeline, reference, allowed);
+  if (!wrong)
     return;
   finding f;
   f.kind = finding_kind::loss;
   f.step = step;
   f.what = "loss of the held-out data, in evaluation mode";
-  f.values = {"", number_text(pipeline), number_text(reference), off, bound};
+  f.values = *wrong;
   result.add(std::move(f));
 }
 

@@ -339,6 +339,8 @@ TEST_CASE("A loss of the held-out data beyond its bound is a finding",
   compare_held_out(2, 1.0, 1.0 + 9e-6, {}, result);
   auto nan = std::numeric_limits<double>::quiet_NaN();
   compare_held_out(2, nan, nan, {}, result);
+  auto infinity = std::numeric_limits<double>::infinity();
+  compare_held_out(2, infinity, infinity, {}, result);
   CHECK(result.equal());
   compare_held_out(2, 1.0, nan, {}, result);
   compare_held_out(2, 1.0, 1.0 + 2e-5, {}, result);
@@ -347,4 +349,6 @@ TEST_CASE("A loss of the held-out data beyond its bound is a finding",
              ContainsSubstring("step 2")
                && ContainsSubstring("loss of the held-out data, in evaluation "
                                     "mode: 1 instead of 1.00002"));
+  compare_held_out(2, 1.0, infinity, {}, result);
+  CHECK(result.differences == 3);
 }
