@@ -67,7 +67,8 @@ struct native_module {
   /// The options that matter here, if they are set.
   std::optional<int64_t> padding_idx = {};
   bool sparse = false;
-  bool max_norm = false;
+  std::optional<double> max_norm = {};
+  double norm_type = 2;
   bool scale_grad_by_freq = false;
   std::vector<int64_t> normalized_shape = {};
   double eps = 1e-5;

@@ -37,6 +37,9 @@ native_module described(const embedding_options& x) {
   auto result = of_type("Embedding");
   result.own_names = {{"weight", x.weight}};
   result.padding_idx = x.padding_idx;
+  result.max_norm = x.max_norm;
+  result.norm_type = x.norm_type;
+  result.scale_grad_by_freq = x.scale_grad_by_freq;
   result.sparse = x.sparse;
   return result;
 }

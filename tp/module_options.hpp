@@ -30,6 +30,11 @@ struct linear_options {
 struct embedding_options {
   std::string weight = "weight";
   std::optional<int64_t> padding_idx = {};
+  /// Rows that are looked up are first scaled down to this norm.
+  std::optional<double> max_norm = {};
+  double norm_type = 2;
+  /// The gradient of a row is divided by how often a call looks it up.
+  bool scale_grad_by_freq = false;
   /// Whether its gradients are sparse.
   bool sparse = false;
 };

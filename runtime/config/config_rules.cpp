@@ -290,10 +290,19 @@ public:
     if (x.shard_gradients && !x_.train.dump_gradients.empty())
       add("train.dump_gradients", "is not possible with", "smp.shard_gradients",
           "no replica has whole gradients; leave one of them out");
-    if (!x.tensor_parallel_modules.empty() && x.tensor_parallel_degree == 1)
-      add("tensor_parallel.modules", "has no effect with",
-          "smp.tensor_parallel_degree",
-          "write smp.tensor_parallel_degree = 2 or more, or leave it out");
+    for (auto [key, list] :
+         {std::pair{"tensor_parallel.modules", &x.tensor_parallel_modules},
+          {"tensor_parallel.register", &x.tensor_parallel_register}})
+      if (!list->empty() && x.tensor_parallel_degree == 1)
+        add(key, "has no effect with", "smp.tensor_parallel_degree",
+            "write smp.tensor_parallel_degree = 2 or more, or leave it out");
+    for (auto& entry : x.tensor_parallel_register)
+      if (!class_and_type(entry))
+        add({"tensor_parallel.register"},
+            fmt::format("tensor_parallel.register has \"{}\"; write the class "
+                        "in Python and the module that it is shared as: "
+                        "\"my_package.layers.MyLinear as Linear\"",
+                        entry));
   }
 
   void check_lone_replica() {

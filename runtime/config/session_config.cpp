@@ -28,6 +28,22 @@ std::optional<uint64_t> checkpointed_together(std::string_view strategy) {
   return result;
 }
 
+std::optional<std::pair<std::string, std::string>>
+class_and_type(std::string_view entry) {
+  constexpr std::string_view as = " as ";
+  auto at = entry.find(as);
+  if (at == entry.npos)
+    return std::nullopt;
+  std::pair result{std::string{entry.substr(0, at)},
+                   std::string{entry.substr(at + as.size())}};
+  auto is_name = [](const std::string& x) {
+    return !x.empty() && x.find(' ') == x.npos;
+  };
+  if (!is_name(result.first) || !is_name(result.second))
+    return std::nullopt;
+  return result;
+}
+
 double effective_memory_weight(const session_config& x) {
   if (x.memory_weight)
     return *x.memory_weight;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -84,6 +85,9 @@ struct session_config {
   /// ("!encoder.layer.11"), and modules that the code marks.
   uint64_t tensor_parallel_degree = 1;
   std::vector<std::string> tensor_parallel_modules = {};
+  /// Classes of TorchScript files that compute what a module of torch.nn does:
+  /// "my_package.layers.MyLinear as Linear".
+  std::vector<std::string> tensor_parallel_register = {};
   /// Such replicas get the same samples: together they have one batch.
   bool prescaled_batch = false;
   /// Modules, by name or pattern, that backward recomputes instead of keeping
@@ -169,6 +173,11 @@ uint64_t effective_active_microbatches(const session_config& x,
 /// checkpointing recomputes together, 0 for as many as there are; nullopt if
 /// there is no such strategy
 std::optional<uint64_t> checkpointed_together(std::string_view strategy);
+
+/// @returns both names of an entry of `tensor_parallel_register`; nullopt if it
+/// is something else
+std::optional<std::pair<std::string, std::string>>
+class_and_type(std::string_view entry);
 
 /// @returns `memory_weight` or, if not set, what `optimize` stands for.
 double effective_memory_weight(const session_config& x);

@@ -260,6 +260,14 @@ const std::vector<config_key> session_table = {
               "for anything, and `!` takes away what the entries before it "
               "name: `[\"encoder.*\", \"!encoder.layer.11\"]`",
    .only = {{"smp.ddp", {"true"}}}},
+  {.name = "tensor_parallel.register",
+   .slot = SMP_SLOT(smp.tensor_parallel_register),
+   .meaning = "classes of a TorchScript file that compute what a module of "
+              "torch.nn does, by their names in Python: "
+              "`[\"my_package.layers.MyLinear as Linear\"]`; with hooks: "
+              "`smp::tp_register` (docs/tensor_parallel.md)",
+   .elsewhere = {"tp_register", "tp_register_with_module"},
+   .only = {{"smp.ddp", {"true"}}}},
   // -- [activation_checkpointing] ---------------------------------------------
   {.name = "activation_checkpointing.modules",
    .slot = SMP_SLOT(smp.activation_checkpointing.modules),

@@ -4,7 +4,6 @@
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/sequential.hpp"
-#include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -33,43 +32,6 @@ bool is_call(const call_target& x) {
 bool in_graph() {
   return execution::current() != nullptr && at::GradMode::is_enabled()
          && !c10::InferenceMode::is_enabled();
-}
-
-/// Adds the tensors in `x`: one, or those of a tuple or a list.
-void add_tensors(std::vector<at::Tensor>& to, unpacker& in, const value& x) {
-  if (auto* parts = x.get_if<tuple_value>())
-    for (auto& y : parts->items)
-      add_tensors(to, in, y);
-  else if (auto* list = x.get_if<list_value>())
-    for (auto& y : list->items)
-      add_tensors(to, in, y);
-  else
-    to.push_back(get_value<at::Tensor>(in, x));
-}
-
-/// Tells whether `x` is the position of a parameter of the module, which traces
-/// pass to it if other modules have it, too (`put_script_argument`).
-bool is_own_parameter(const walked_module& m, const value& x) {
-  auto* i = x.get_if<int64_t>();
-  return i != nullptr && std::ranges::find(m.tensors, *i) != m.tensors.end();
-}
-
-/// This rank's part of a shared call of a TorchScript module.
-invocation run_own_part(call_scope& noted, const distributed_module& how,
-                        const walked_module& m, unpacker& in,
-                        const std::vector<value>& args, packer& out) {
-  std::vector<at::Tensor> xs;
-  for (auto& x : args)
-    if (!is_own_parameter(m, x))
-      add_tensors(xs, in, x);
-  auto found = run_shared(noted, how, m.identity(), xs);
-  value_path::scope place{out, "result"};
-  if (found.size() == 1)
-    return {put_value(out, found[0]), {}};
-  std::vector<value> results;
-  for (auto& x : found)
-    results.push_back(put_value(out, x));
-  return {value::tuple(std::move(results)), {}};
 }
 
 } // namespace
@@ -166,13 +128,8 @@ invocation local_modules::run_code(module_id module, const call_target& x,
     throw error{error_code::protocol, "a call does not fit its module"};
   if (!is_script && m.object->is_training() != x.training)
     m.object->train(x.training);
-  if (is_script) {
-    auto* how = model_.map->shared(module);
-    if (!how || !is_call(x))
-      return run_script(model_, module, x, in, args, out);
-    call_scope noted{{.module = module, .ordered = false, .served = true}};
-    return run_own_part(noted, *how, m, in, args, out);
-  }
+  if (is_script)
+    return run_script(model_, module, x, in, args, out);
   return x.op == request_kind::call
            ? find_invoker(x.invoker)(*m.object, in, args, out)
            : run_range(*m.object, x.first, x.last, !x.own, in, args, out);

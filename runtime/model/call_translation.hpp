@@ -3,19 +3,27 @@
 // Runs a call of a user's class by a distributed module that has other
 // arguments and results.
 
+#include "tp/distributed_module.hpp"
+#include "transport/error.hpp"
+
+#include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace at {
 class Tensor;
 } // namespace at
 
+namespace c10 {
+struct IValue;
+} // namespace c10
+
 namespace torch::nn {
 class AnyValue;
 } // namespace torch::nn
 
 namespace smp {
-
-class distributed_module;
 
 /// Builds the result of a class's `forward`, for a child of a Sequential, from
 /// the tensors in it.
@@ -36,6 +44,38 @@ public:
   virtual torch::nn::AnyValue
   call_child(const distributed_module& how,
              std::vector<torch::nn::AnyValue>&& arguments) const = 0;
+};
+
+/// The same for a class of TorchScript files.
+class script_translation {
+public:
+  virtual ~script_translation() = default;
+
+  /// @param arguments of its `forward`, without the object
+  /// @returns what `forward` returns
+  /// @throws error (user_code) if the hooks take other arguments
+  virtual c10::IValue call(const distributed_module& how,
+                           const std::vector<c10::IValue>& arguments) const = 0;
+};
+
+/// A distributed module of a class whose calls have to be translated.
+class translated_module final : public distributed_module {
+public:
+  translated_module(std::unique_ptr<distributed_module> inner,
+                    std::shared_ptr<const script_translation> calls)
+    : inner_(std::move(inner)), calls_(std::move(calls)) {
+    // nop
+  }
+
+  std::vector<at::Tensor> forward(std::span<const at::Tensor>) const override {
+    throw error{error_code::internal, "a call without its translation"};
+  }
+
+  c10::IValue call(const std::vector<c10::IValue>& arguments) const;
+
+private:
+  std::unique_ptr<distributed_module> inner_;
+  std::shared_ptr<const script_translation> calls_;
 };
 
 } // namespace smp

@@ -2,17 +2,16 @@
 
 #include "runtime/model/script_code.hpp"
 #include "runtime/model/script_layers.hpp"
+#include "runtime/model/script_walk.hpp"
 #include "runtime/model/tp_register.hpp"
 #include "tp/distributions.hpp"
 #include "tp/lm_head.hpp"
 #include "tp/module_options.hpp"
-#include "tp/refusals.hpp"
 #include "tp/transformer_layer_options.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/core/function.h>
 #include <ATen/core/ivalue.h>
-#include <c10/util/Type.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/nn/module.h>
@@ -25,7 +24,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -38,21 +36,6 @@ namespace {
 
 namespace jit = torch::jit;
 
-/// What users registered about their classes, by type.
-struct registry {
-  std::mutex mutex;
-  std::map<std::string, std::string, std::less<>> names;
-  std::map<std::string, registered_class, std::less<>> classes;
-  /// Of classes that were registered again: modules that are already
-  /// shared still use these.
-  std::vector<std::shared_ptr<const call_translation>> former_calls;
-
-  static registry& get() {
-    static registry result;
-    return result;
-  }
-};
-
 /// @returns "Linear" for "torch::nn::LinearImpl" and for
 /// "torch.nn.modules.linear.Linear", "Conv1D" for that of Hugging Face;
 /// else an empty text
@@ -60,12 +43,8 @@ std::string name_of_class(std::string_view type) {
   constexpr std::string_view in_cpp = "torch::nn::";
   constexpr std::string_view suffix = "Impl";
   constexpr std::string_view in_python = "torch.nn.modules.";
-  {
-    auto& known = registry::get();
-    std::lock_guard guard{known.mutex};
-    if (auto i = known.names.find(type); i != known.names.end())
-      return i->second;
-  }
+  if (auto as = registered_name(type))
+    return *as;
   if (type.starts_with(in_cpp) && type.ends_with(suffix)) {
     type.remove_prefix(in_cpp.size());
     type.remove_suffix(suffix.size());
@@ -77,13 +56,6 @@ std::string name_of_class(std::string_view type) {
   return {};
 }
 
-std::optional<registered_class> registration_of(const std::string& type) {
-  auto& known = registry::get();
-  std::lock_guard guard{known.mutex};
-  auto i = known.classes.find(type);
-  return i == known.classes.end() ? std::nullopt : std::optional{i->second};
-}
-
 void read_options(const torch::nn::LayerNormOptions& x, native_module& to) {
   to.normalized_shape = x.normalized_shape();
   to.eps = x.eps();
@@ -92,7 +64,8 @@ void read_options(const torch::nn::LayerNormOptions& x, native_module& to) {
 void read_options(const torch::nn::EmbeddingOptions& x, native_module& to) {
   to.padding_idx = x.padding_idx();
   to.sparse = x.sparse();
-  to.max_norm = x.max_norm().has_value();
+  to.max_norm = x.max_norm();
+  to.norm_type = x.norm_type();
   to.scale_grad_by_freq = x.scale_grad_by_freq();
 }
 
@@ -165,7 +138,10 @@ void read_options(const c10::ivalue::Object& x, native_module& to) {
     to.padding_idx = y.toInt();
   if (auto y = attribute("sparse"); y.isBool())
     to.sparse = y.toBool();
-  to.max_norm = !attribute("max_norm").isNone();
+  if (auto y = attribute("max_norm"); y.isDouble())
+    to.max_norm = y.toDouble();
+  if (auto y = attribute("norm_type"); y.isDouble())
+    to.norm_type = y.toDouble();
   if (auto y = attribute("scale_grad_by_freq"); y.isBool())
     to.scale_grad_by_freq = y.toBool();
 }
@@ -220,10 +196,25 @@ void read_code(const jit::Graph& graph, native_module& to) {
 
 bool same_options(const native_module& x, const native_module& y) {
   auto options = [](const native_module& z) {
-    return std::tie(z.padding_idx, z.sparse, z.scale_grad_by_freq,
-                    z.normalized_shape, z.eps);
+    return std::tie(z.padding_idx, z.max_norm, z.norm_type, z.sparse,
+                    z.scale_grad_by_freq, z.normalized_shape, z.eps);
   };
   return options(x) == options(y);
+}
+
+std::string other_method(const std::string& name) {
+  return fmt::format(
+    "its class has a method '{}', which would run on a part of it; "
+    "do that in the module around it",
+    name);
+}
+
+/// Of a class with hooks only calls are shared.
+void check_methods(const c10::ClassType& x, native_module& to) {
+  for_each_method(x, [&](const std::string& name, const jit::Graph&) {
+    if (!is_forward(name))
+      to.doubt = other_method(name);
+  });
 }
 
 /// All calls of a shared module are shared, so the code of each must be
@@ -236,10 +227,7 @@ void read_calls(const c10::ClassType& x, native_module& to) {
     if (is_forward(name))
       read_code(graph, call);
     else
-      call.doubt = fmt::format(
-        "its class has a method '{}', which would run on a part of it; "
-        "do that in the module around it",
-        name);
+      call.doubt = other_method(name);
     if (!first)
       first = std::move(call);
     else if (!call.doubt.empty())
@@ -255,52 +243,6 @@ void read_calls(const c10::ClassType& x, native_module& to) {
   else
     to.doubt = "the file has no code of it, so nothing calls it";
 }
-
-} // namespace
-
-bool tp_register(std::string_view type, std::string_view as) {
-  if (auto* how = find_distribution(as); !how || how->of_layer)
-    throw config_error(
-      fmt::format("tp_register: no distributed module is "
-                  "called \"{}\"; there are {}",
-                  as, known_distributions()));
-  auto& known = registry::get();
-  std::lock_guard guard{known.mutex};
-  known.names.insert_or_assign(std::string{type}, std::string{as});
-  return true;
-}
-
-bool register_native(const std::type_info& impl, std::string_view as) {
-  return tp_register(c10::demangle(impl.name()), as);
-}
-
-bool register_class(const std::type_info& impl, registered_class x) {
-  auto& known = registry::get();
-  std::lock_guard guard{known.mutex};
-  auto& entry = known.classes[c10::demangle(impl.name())];
-  if (entry.calls)
-    known.former_calls.push_back(std::move(entry.calls));
-  entry = std::move(x);
-  return true;
-}
-
-const call_translation* translation_of(const walked_module& x) {
-  auto known = registration_of(x.type);
-  return known ? known->calls.get() : nullptr;
-}
-
-child_result result_of(const walked_module& x) {
-  auto known = registration_of(x.type);
-  return known ? known->result : nullptr;
-}
-
-std::string detail::short_name(const std::type_info& x) {
-  auto name = c10::demangle(x.name());
-  auto last = name.substr(0, name.find('<')).rfind("::");
-  return last == name.npos ? name : name.substr(last + 2);
-}
-
-namespace {
 
 /// A registered class, or one of a file, may have parameters that a module of
 /// the type that it is shared as cannot use.
@@ -339,7 +281,7 @@ std::string doubt_of_parameters(const native_module& x) {
 native_module read_registered(const registered_class& x,
                               const walked_module& module) {
   try {
-    return x.read(*module.object);
+    return x.read(module);
   } catch (const std::exception& err) {
     throw config_error(
       fmt::format("tp_register: the init hook of {} failed "
@@ -353,8 +295,11 @@ void complete_layer(const walked_model& model, uint32_t module,
                     native_module& x) {
   auto options = *x.layer;
   auto* object = model.modules[module].object;
+  auto* script = model.modules[module].script;
   if (!options.training)
-    options.training = [object] { return object->is_training(); };
+    options.training = [object, script] {
+      return object ? object->is_training() : is_training(*script);
+    };
   auto prefix = x.name + ".";
   for (auto below : model.subtree(module))
     if (auto& y = model.modules[below]; below != module && y.container)
@@ -404,9 +349,11 @@ std::optional<native_module> whole_module(const walked_model& model,
                                           uint32_t module) {
   auto& m = model.modules[module];
   native_module result;
-  if (auto known = m.object ? registration_of(m.type) : std::nullopt) {
+  if (auto known = registration_of(m.type)) {
     result = read_registered(*known, m);
     result.name = m.names.front();
+    if (m.script)
+      check_methods(*m.script->type(), result);
     if (result.layer)
       complete_layer(model, module, result);
   } else if (m.script && is_script_layer(m.type)) {
@@ -445,7 +392,7 @@ bool is_tied_linear(const walked_model& model, uint32_t module) {
 /// Tells whether a module is the last layer of a language model.
 bool is_lm_head(const walked_model& model, uint32_t module) {
   auto& m = model.modules[module];
-  auto known = m.object ? registration_of(m.type) : std::nullopt;
+  auto known = registration_of(m.type);
   return known ? read_registered(*known, m).how == &nn::lm_head_distribution
                : is_tied_linear(model, module);
 }
@@ -488,42 +435,6 @@ std::optional<native_module> native_of(const walked_model& model,
     result.type = head.type;
     result.how = head.how;
     result.options = head.options;
-  }
-  return result;
-}
-
-// -- along axes ---------------------------------------------------------------
-
-std::string refusal_of_axes(const native_module& x, const parameter_axes& axes,
-                            int64_t peers) {
-  for (auto& [name, axis] : axes) {
-    auto i = x.parameters.find(name);
-    if (i == x.parameters.end())
-      return fmt::format(
-        "its distributed module cuts a parameter '{}', which "
-        "it does not have; its axes() have to name one of its own",
-        name);
-    auto sizes = i->second.sizes();
-    if (axis < 0 || axis >= static_cast<int64_t>(sizes.size()))
-      return fmt::format(
-        "its '{}' has {} axes, and is to be cut along {}; "
-        "axes() count from 0",
-        name, sizes.size(), axis);
-    if (auto n = sizes[static_cast<size_t>(axis)]; !nn::can_divide(n, peers))
-      return nn::refusal_to_divide(
-        n, fmt::format("numbers along axis {} of '{}'", axis, name), peers);
-  }
-  return {};
-}
-
-parameter_slices slices_of_axes(const native_module& x,
-                                const parameter_axes& axes, int64_t rank,
-                                int64_t peers) {
-  parameter_slices result;
-  for (auto& [name, axis] : axes) {
-    auto& t = x.parameters.at(name);
-    auto length = t.size(axis) / peers;
-    result[name] = {axis, rank * length, length, t.sizes().vec()};
   }
   return result;
 }

@@ -5,7 +5,9 @@
 #include "tp/distributed_module.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 
 namespace smp {
 
@@ -18,6 +20,10 @@ std::optional<native_module> native_of(const walked_model& model,
 /// @returns the translation between calls of a class that was registered with
 /// hooks and those of its distributed module; null: there is none
 const call_translation* translation_of(const walked_module& x);
+
+/// The same for a class of TorchScript files.
+std::shared_ptr<const script_translation>
+script_translation_of(const walked_module& x);
 
 /// @returns how to build the result of a call of a class that was registered
 /// without hooks; null: it is one tensor

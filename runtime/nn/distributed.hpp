@@ -12,6 +12,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -47,9 +48,25 @@ struct distributed_linear : distributed<torch::nn::Linear> {
   static constexpr size_t arguments = 1;
 };
 
+/// Names and defaults are the paper's.
+struct embedding_arguments {
+  int64_t num_embeddings = 0;
+  int64_t embedding_dim = 0;
+  std::optional<int64_t> padding_idx = {};
+  std::optional<double> max_norm = {};
+  double norm_type = 2;
+  bool scale_grad_by_freq = false;
+  bool sparse = false;
+  /// Standard deviation of the initial table; its row `padding_idx` is 0.
+  double initializer_range = 0.02;
+};
+
 /// indices [B, ...] -> [B, ..., channels]
 struct distributed_embedding : distributed<torch::nn::Embedding> {
   using distributed::distributed;
+  /// By value, or the constructor above would match better.
+  /// @throws error (config) naming an argument that makes no sense
+  explicit distributed_embedding(embedding_arguments x);
   using options = embedding_options;
   static constexpr size_t arguments = 1;
 };

@@ -428,6 +428,7 @@ void decide_alone(const train_config& x,
       state.trace(first_stream(s), [&] {
         whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
       });
+    register_classes(x.smp);
     auto sharing = sharing_wanted(x.smp);
     sharing.explains_all = true;
     lone_decision decided{s, state, *whole,

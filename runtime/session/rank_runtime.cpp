@@ -8,6 +8,7 @@
 #include "runtime/remote/entered_modules.hpp"
 #include "runtime/session/executor_thread.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/sharing.hpp"
 
 #include <utility>
 
@@ -82,6 +83,7 @@ rank_runtime::rank_runtime(parts x)
               *host_),
     steps_(*this, policies_, *fabric_, *token_) {
   warm_up_vector_math();
+  register_classes(own_config_);
   self_ = fabric_->self();
   pipeline_ = own_layout_.members(comm_group::pp, self_);
   pp_rank_ = own_layout_.rank(comm_group::pp, self_);

@@ -202,18 +202,22 @@ void replicas::compare_parameters(const model_state& model) const {
   auto& changing = map.order().changing_parameters();
   if (changing.empty() || group().size() == 1)
     return;
-  std::vector<std::pair<uint32_t, uint64_t>> mine;
+  using slice_id = std::pair<uint32_t, uint64_t>;  // parameter, tp_rank
+  std::vector<std::pair<slice_id, uint64_t>> mine; // and its bits
+  auto tp_rank = rank_.layout().rank(comm_group::tp, rank_.self());
   for (auto t : changing)
-    if (map.owned(t) && map.slice(t) == nullptr)
-      mine.emplace_back(t,
+    if (map.owned(t))
+      mine.emplace_back(slice_id{t, map.slice(t) ? tp_rank : 0},
                         hash_bits(model.model().tensors[t].tensor).value_or(0));
   auto world = world_of(rank_);
   auto all = rank_.exchange().all_gather(world, "smp.changed_parameters",
                                          to_payload(mine));
-  std::map<uint32_t, std::pair<rank_id, uint64_t>> first;
+  std::map<slice_id, std::pair<rank_id, uint64_t>> first;
   for (size_t i = 0; i < all.size(); ++i)
-    for (auto& [t, bits] : from_payload<decltype(mine)>(all[i], "parameters")) {
-      auto& known = first.try_emplace(t, world[i], bits).first->second;
+    for (auto& [id, bits] :
+         from_payload<decltype(mine)>(all[i], "parameters")) {
+      auto t = id.first;
+      auto& known = first.try_emplace(id, world[i], bits).first->second;
       if (bits != known.second)
         throw error{failure{
           error_code::unsupported, world[i], map.name(map.home(t)),

@@ -71,8 +71,9 @@ std::optional<double> sent(const walked_model& model,
                   .value();
   native.saves_memory = shared.saves_memory;
   // A hook gives a layer other arguments than were traced.
-  if (y.calls == 0
-      || (native.layer && translation_of(model.modules[shared.id.value])))
+  auto& module = model.modules[shared.id.value];
+  auto hooked = translation_of(module) || script_translation_of(module);
+  if (y.calls == 0 || (native.layer && hooked))
     return std::nullopt;
   return nn::bytes_sent(native, {y.transfer_bytes, y.calls,
                                  static_cast<int64_t>(x.peers), x.prescaled,

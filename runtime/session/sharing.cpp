@@ -1,6 +1,7 @@
 #include "runtime/session/sharing.hpp"
 
 #include "partition/rank_layout.hpp"
+#include "runtime/base/nearest_name.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/lazy/deferred_init.hpp"
@@ -9,6 +10,7 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
 #include "runtime/model/script_code.hpp"
+#include "runtime/model/tp_register.hpp"
 #include "runtime/session/sharing_wishes.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "tp/refusals.hpp"
@@ -40,6 +42,7 @@ public:
 
   sharing_decision run() {
     wishes_.list().check("tensor_parallel.modules");
+    check_classes();
     for (uint32_t i = 0; i < model_.modules.size(); ++i)
       // Ancestors come first in the walk.
       if (inside_.contains(i) || !wishes_.wanted(i))
@@ -52,6 +55,21 @@ public:
   }
 
 private:
+  void check_classes() const {
+    for (auto& x : request_.classes) {
+      if (std::ranges::find(model_.modules, x, &walked_module::type)
+          != model_.modules.end())
+        continue;
+      std::vector<std::string_view> types;
+      for (auto& m : model_.modules)
+        types.emplace_back(m.type);
+      auto near = nearest_name(x, types);
+      throw config_error(fmt::format(
+        "tensor_parallel.register: no module of the model is of class \"{}\"{}",
+        x, near.empty() ? "" : fmt::format("; \"{}\"?", near)));
+    }
+  }
+
   /// Records why a module that could be shared itself is not considered.
   void pass_over(uint32_t i) {
     if (i == 0 || !request_.explains_all)
@@ -264,9 +282,24 @@ private:
 
 } // namespace
 
+void register_classes(const session_config& x) {
+  for (auto& entry : x.tensor_parallel_register) {
+    auto [type, as] = class_and_type(entry).value(); // see `validate`
+    try {
+      tp_register(type, as);
+    } catch (const error& e) {
+      throw config_error(fmt::format("tensor_parallel.register has \"{}\": {}",
+                                     entry, e.cause().text));
+    }
+  }
+}
+
 sharing_request sharing_wanted(const session_config& x) {
-  return {x.tensor_parallel_modules, x.tensor_parallel_degree,
-          x.optimize == "memory", x.prescaled_batch, false};
+  sharing_request result{x.tensor_parallel_modules, x.tensor_parallel_degree,
+                         x.optimize == "memory", x.prescaled_batch, false};
+  for (auto& entry : x.tensor_parallel_register)
+    result.classes.push_back(class_and_type(entry).value().first);
+  return result;
 }
 
 sharing_decision
@@ -442,7 +475,10 @@ void share_module(model_map& map, const shared_module& shared, int64_t rank,
     if (request.prescaled && native.how->counts_samples_once)
       map.count_once(position);
   }
-  map.share(id, native.how->make(native, parts), slices);
+  auto how = native.how->make(native, parts);
+  if (auto calls = script_translation_of(model.modules[i]))
+    how = std::make_unique<translated_module>(std::move(how), std::move(calls));
+  map.share(id, std::move(how), slices);
   auto all = model.subtree(i);
   for (auto below : all) {
     auto part = module_id{below};

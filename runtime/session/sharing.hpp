@@ -67,7 +67,13 @@ struct sharing_request {
   bool prescaled = false;
   /// Gives a reason for each shareable module that is not considered.
   bool explains_all = false;
+  /// Classes of files that the configuration registers.
+  std::vector<std::string> classes = {};
 };
+
+/// Registers the classes that the configuration names (`tp_register`).
+/// @throws error (config) naming an entry with an unknown module
+void register_classes(const session_config& x);
 
 /// @returns the sharing that the configuration requests
 sharing_request sharing_wanted(const session_config& x);
@@ -76,7 +82,8 @@ sharing_request sharing_wanted(const session_config& x);
 /// sharing it is requested, (3) no ancestor is shared already, and (4) it
 /// shares no parameter with another module.
 /// @param marked the marks of user code, by object
-/// @throws error (config) naming a pattern that matches no module
+/// @throws error (config) naming a pattern that matches no module, or a class
+/// that no module has
 sharing_decision
 decide_sharing(const walked_model& model,
                const std::map<const void*, sharing_mark>& marked,

@@ -11,8 +11,10 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional/linear.h>
 
+#include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -145,6 +147,43 @@ TEST_CASE("Embedding computes the same shared as alone", "[tp][embedding]") {
   };
   check_equal(together(x, input, seed, peers, {}, same),
               alone(x, input, seed, plain), digits_of(dtype));
+}
+
+TEST_CASE("a shared Embedding limits norms and counts as each peer's does",
+          "[tp][embedding]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto same = GENERATE(false, true);
+  auto dtype = GENERATE(torch::kFloat, torch::kDouble);
+  int64_t channels = GENERATE(8, 3); // 3: by rows
+  auto norm_type = GENERATE(2.0, 1.0, std::numeric_limits<double>::infinity());
+  auto padding = GENERATE(std::optional<int64_t>{}, std::optional<int64_t>{3});
+  CAPTURE(peers, same, dtype, channels, norm_type, padding.has_value());
+  torch::manual_seed(6);
+  native_module x{"Embedding"};
+  x.parameters["weight"] = torch::randn({20, channels}).to(dtype);
+  x.max_norm = norm_type == 1 ? 3.0 : 1.0;
+  x.norm_type = norm_type;
+  x.scale_grad_by_freq = true;
+  x.padding_idx = padding;
+  auto input = torch::randint(20, {8, 5}, torch::kLong);
+  auto seed = torch::randn({8, 5, channels}).to(dtype);
+  auto plain = [&](const Tensor& y, auto& leaves) {
+    auto table = leaves.at("weight");
+    {
+      torch::NoGradGuard no_grad;
+      torch::embedding_renorm_(table, y, *x.max_norm, norm_type);
+    }
+    std::vector<Tensor> found;
+    for (auto& part : y.chunk(same ? 1 : static_cast<int64_t>(peers)))
+      found.push_back(
+        at::embedding(table, part, padding.value_or(-1), true, false));
+    return torch::cat(found);
+  };
+  auto expected = alone(x, input, seed, plain);
+  auto whole = at::embedding(x.parameters["weight"], input);
+  REQUIRE((whole - expected.output).abs().max().item<double>() > 0.1);
+  check_equal(together(x, input, seed, peers, {}, same), expected,
+              digits_of(dtype));
 }
 
 TEST_CASE("LayerNorm computes the same shared as alone", "[tp][layer_norm]") {
@@ -330,8 +369,6 @@ TEST_CASE("what cannot be shared says why", "[tp][linear][embedding]") {
   CHECK(refusal(table, 4)
         == "its 6 channels cannot be divided among 4 ranks; 4 or 8 could, and "
            "so could 4 rows or more");
-  table.max_norm = true;
-  CHECK(refusal(table, 3).find("max_norm") == 0);
   native_module norm{"LayerNorm"};
   norm.normalized_shape = {3, 10};
   CHECK(refusal(norm, 2).empty());
@@ -342,7 +379,6 @@ TEST_CASE("what cannot be shared says why", "[tp][linear][embedding]") {
   linear.parameters["weight"] = torch::zeros({6, 0});
   CHECK(refusal(linear, 4)
         == "its 0 input channels cannot be divided among 4 ranks; 4 could");
-  table.max_norm = false;
   table.parameters["weight"] = torch::zeros({8, 0});
   CHECK(refusal(table, 4).starts_with("its 0 channels cannot be divided"));
   norm.normalized_shape = {3, 0};

@@ -244,6 +244,15 @@ c10::IValue run_body(call_scope& call, const place* where,
   running_module running{where};
   if (where) // if it is shared, all its methods are calls
     if (auto* how = where->model->map->shared(where->module)) {
+      if (auto* own = dynamic_cast<const translated_module*>(how)) {
+        if (call.looks()) [[unlikely]]
+          call.arguments(self.get(), tensors_of(args));
+        auto result = own->call(args);
+        if (call.looks()) [[unlikely]]
+          call.results(tensors_of({result}));
+        running.done();
+        return result;
+      }
       auto found = run_shared(call, *how, self.get(),
                               without_own(*where, tensors_of(args)));
       running.done();

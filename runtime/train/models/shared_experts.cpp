@@ -172,7 +172,8 @@ constexpr distribution experts{.type = "Experts",
                                .counts_samples_once = false,
                                .parts_too = false};
 
-native_module read(const torch::nn::Module& x) {
+native_module read(const walked_module& module) {
+  auto& x = detail::object_of(module);
   auto& mixture = dynamic_cast<const moe_mlp_impl&>(x);
   native_module result;
   result.how = &experts;

@@ -456,59 +456,6 @@ TEST_CASE("of layers with heads that do not divide, the rest is shared",
     check_near(mine.gradients[i], expected.gradients[i]);
 }
 
-TEST_CASE("submodules that are distributed are shared without being told",
-          "[runtime][nn]") {
-  struct net_impl : torch::nn::Module {
-    net_impl() {
-      register_module("table", table);
-      register_module("norm", norm);
-      register_module("out", out);
-      register_module("own", own);
-    }
-
-    Tensor forward(Tensor x) {
-      return own(out(norm(table(x)))).square().mean();
-    }
-
-    nn::distributed_embedding table{words, width};
-    nn::distributed_layer_norm norm{
-      torch::nn::LayerNormOptions(std::vector<int64_t>{width})};
-    nn::distributed_linear out{width, 6};
-    submodule<torch::nn::Linear> own{6, 4};
-  };
-  numbers results[2];
-  std::string text;
-  for (uint64_t tensor : {1, 2}) {
-    virtual_world_options world;
-    world.config.tensor_parallel_degree = tensor;
-    world.config.ddp = true;
-    world.config.threads = 1;
-    std::mutex mutex;
-    run_virtual_world(2, world, [&](session& s) {
-      distributed_model model{
-        seeded([] { return torch::nn::ModuleHolder<net_impl>{}; })};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x);
-        model.backward(loss);
-        return loss;
-      });
-      train_step(torch::arange(8).view({2, 4}).add(10 * dp_rank()));
-      auto gradients = model.gradients();
-      std::unique_lock guard{mutex};
-      if (s.rank() == 0) {
-        results[tensor - 1] = {gradients.begin(), gradients.end()};
-        text = model.partition_text();
-      }
-    });
-  }
-  check_near(results[1], results[0]);
-  for (auto* what : {"Embedding shared by 2 ranks", "LayerNorm shared by 2",
-                     "Linear shared by 2 ranks"})
-    CHECK_THAT(text, ContainsSubstring(what));
-  CHECK_THAT(text, !ContainsSubstring("own"
-                                      ": "));
-}
-
 // -- bad input ----------------------------------------------------------------
 
 TEST_CASE("arguments that make no sense are named", "[runtime][nn]") {

@@ -2,11 +2,16 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_models.hpp"
+#include "tests/support/torch_near.hpp"
 #include "tests/support/torch_small_models.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
 
 // Modules that change parameters in forward: each call sees what earlier ones
 // left, as in one process (R14, R19).
@@ -273,4 +278,110 @@ TEST_CASE("replicas that change a parameter differently are told so",
                                          "buffer"));
   for (auto& x : train_replicas<own_weight>(pipeline, true))
     CHECK(x == "");
+}
+
+namespace {
+
+/// An embedding that limits norms and counts its indices, of which no code
+/// outside reads the weight, so that ranks can share it.
+template <template <class> class P>
+struct limited : torch::nn::Module {
+  limited() {
+    auto how = torch::nn::EmbeddingOptions(11, width);
+    table = P<Embedding>(how.max_norm(1.0).scale_grad_by_freq(true));
+    register_module("table", table), register_module("fc", fc);
+  }
+  Tensor forward(Tensor x) {
+    auto tokens = (x.abs() * 10).to(torch::kLong) % 11;
+    return torch::tanh(fc(table(tokens).mean(1))).square().mean();
+  }
+  P<Embedding> table{nullptr};
+  P<Linear> fc{width, width};
+};
+
+template <class H>
+using as_it_is = H;
+
+/// Pairs of replicas share the table; each replica has its part of each batch.
+/// @returns the table and the gradient of it in each step
+/// @param errors by rank
+std::vector<Tensor> train_shared(uint64_t replicas, bool automatic,
+                                 std::vector<std::string>& errors) {
+  std::vector<Tensor> result;
+  errors.resize(replicas);
+  std::mutex mutex;
+  model_options x;
+  x.ranks = 1;
+  x.microbatches = 2;
+  x.fast = std::nullopt;
+  auto world = model_world(x);
+  world.config.ddp = true;
+  world.config.tensor_parallel_degree = 2;
+  world.config.tensor_parallel_modules = {"table"};
+  world.config.auto_partition = automatic;
+  run_virtual_world(replicas, world, [&](session& s) {
+    distributed_model model{make_seeded<holder<limited, submodule>>()};
+    auto train_step = step([&](Tensor input) {
+      auto loss = model(input);
+      model.backward(loss);
+      return loss;
+    });
+    for (auto& batch : batches()) {
+      try {
+        train_step(batch.chunk(static_cast<int64_t>(replicas)).at(data_rank()));
+      } catch (const error& e) {
+        errors[static_cast<size_t>(s.rank())] = e.what();
+        return;
+      }
+      auto gradients = model.gradients();
+      auto state = model.state_dict();
+      at::NoGradGuard no_grad;
+      for (auto& p : model.local_parameters())
+        if (p.grad().defined())
+          p.add_(p.grad(), 5.0), p.mutable_grad() = Tensor{};
+      std::unique_lock guard{mutex};
+      if (s.rank() == 0)
+        result.push_back(state.front().second),
+          result.push_back(gradients.front().second);
+    }
+  });
+  return result;
+}
+
+/// The same in one process: the gradient of a microbatch is the mean over
+/// halves, each of which counts its own indices.
+std::vector<Tensor> train_limited() {
+  std::vector<Tensor> result;
+  auto model = make_seeded<holder<limited, as_it_is>>();
+  for (auto& batch : batches()) {
+    for (auto& half : batch.chunk(2))
+      for (auto& part : half.chunk(2))
+        (model->forward(part) / 4).backward();
+    auto parameters = model->named_parameters();
+    result.push_back(parameters["table.weight"].detach().clone());
+    result.push_back(parameters["table.weight"].grad().clone());
+    at::NoGradGuard no_grad;
+    for (auto& p : model->parameters())
+      p.add_(p.grad(), 5.0), p.mutable_grad() = Tensor{};
+  }
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("replicas that share an embedding limit its norms together",
+          "[runtime][tensor_parallel][replicas][R19]") {
+  auto automatic = GENERATE(true, false);
+  CAPTURE(automatic);
+  auto expected = train_limited();
+  std::vector<std::string> errors;
+  auto found = train_shared(2, automatic, errors);
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    CAPTURE(i);
+    check_near(found[i], expected[i]);
+  }
+  train_shared(4, automatic, errors); // two pairs have other samples
+  for (auto& x : errors)
+    CHECK_THAT(x, ContainsSubstring("parameter 'table.weight'"));
 }
