@@ -27,7 +27,7 @@ constexpr int64_t samples = 4; // of all ranks
 
 /// @param rows tokens of a rank's own samples
 /// @returns bytes that a rank sends for a layer, forward and backward
-/// (docs/tensor_parallel.md)
+/// (docs/shared_modules.md)
 inline double bytes_of_layer(double rows, double width, double peers,
                              const std::string& optimize) {
   const auto others = peers - 1;

@@ -21,7 +21,7 @@
 // from the costs of the partition (docs/partition.md).
 //
 // The bytes that a rank sends are compared with the formulas of
-// docs/tensor_parallel.md plus the mean of gradients that are not shared.
+// docs/shared_modules.md plus the mean of gradients that are not shared.
 
 #include "bench/gpt_job.hpp"
 #include "bench/shared_layers.hpp"

@@ -1,7 +1,7 @@
 #pragma once
 
 // What ranks that share a module send each other: the formulas of
-// docs/tensor_parallel.md.
+// docs/shared_modules.md.
 
 #include "tp/distributed_module.hpp"
 

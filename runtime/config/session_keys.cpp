@@ -166,7 +166,7 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.fast_mode),
    .meaning = "calls of modules on other ranks return at once where earlier "
               "calls tell what they return; a result is fetched when "
-              "something touches it (docs/fast_mode.md); `auto`: a step in "
+              "something touches it (docs/modes.md); `auto`: a step in "
               "which a call returns something else is run again, `true`: "
               "that is an error"},
   {.name = "smp.no_promises",

@@ -2,7 +2,7 @@
 
 // Transformers with the arguments of the paper (appendix "smp.nn module"). In
 // one process they are ordinary modules. Tensor-parallel ranks automatically
-// share each of their layers as a whole (docs/tensor_parallel.md).
+// share each of their layers as a whole (docs/shared_modules.md).
 //
 // Shapes: B samples, T tokens, S tokens that are attended to, C = hidden_size,
 // V = vocab_size.

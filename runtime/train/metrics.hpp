@@ -25,10 +25,10 @@ struct step_metrics {
   /// Of all ranks, see `step_stats`; nothing unless activations are offloaded.
   std::optional<uint64_t> offloaded_bytes = {};
   double offload_wait_seconds = 0;
-  /// "record", "replay" or "fallback" (docs/static_mode.md); empty where no
+  /// "record", "replay" or "fallback" (docs/modes.md); empty where no
   /// step is replayed.
   std::string static_mode = {};
-  /// Why the step was taken back and run again (docs/fast_mode.md); empty if it
+  /// Why the step was taken back and run again (docs/modes.md); empty if it
   /// was not.
   std::string ran_again = {};
   /// Factor by which backward multiplied the loss; 1: unscaled.

@@ -69,7 +69,7 @@ struct tally {
 struct verify_summary {
   uint64_t steps = 0;
   /// How many of them were recorded, replayed a record, or began to replay one
-  /// and continued without it; the others are dynamic (docs/static_mode.md).
+  /// and continued without it; the others are dynamic (docs/modes.md).
   uint64_t recorded = 0, replayed = 0, fell_back = 0;
   uint64_t ranks = 0;
   uint64_t requests = 0;     // that ranks sent to each other

@@ -1,7 +1,7 @@
 #pragma once
 
 // The random numbers of a run in one process: each call of a module has its own
-// stream (R23, docs/execution.md). Derived from hooks alone, independently of
+// stream (R23). Derived from hooks alone, independently of
 // the code that does the same in a pipeline (R36).
 
 #include "runtime/base/random_stream.hpp"

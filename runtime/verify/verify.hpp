@@ -27,7 +27,7 @@ struct verify_step {
 inline constexpr uint64_t enough_steps = 3;
 
 /// @returns how many steps it takes at most until enough of them were replayed
-/// (docs/static_mode.md), or until there are enough if none are replayed
+/// (docs/modes.md), or until there are enough if none are replayed
 uint64_t steps_to_verify(const train_config& config);
 
 struct verify_options {

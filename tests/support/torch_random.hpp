@@ -1,7 +1,7 @@
 #pragma once
 
-// The random streams of docs/execution.md in one process, from its words alone:
-// no line of runtime/ derives a number here (R36).
+// The random streams of R23 (docs/internals/rules.md) in one process, from its
+// words alone: no line of runtime/ derives a number here (R36).
 
 #include "runtime/intercept/call_observer.hpp"
 

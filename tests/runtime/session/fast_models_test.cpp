@@ -132,7 +132,7 @@ TEST_CASE(
     job.replays = m.replays;
     job.fixed_order = m.fixed_order;
     job.pipeline = m.pipeline;
-    job.steps = 6; // of which at most five learn (docs/static_mode.md)
+    job.steps = 6; // of which at most five learn (docs/modes.md)
     job.ranks = ranks;
     job.microbatches = 4;
     auto got = run_split(job);

@@ -13,7 +13,7 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 // A TorchScript model whose code sets attributes trains on when a promise does
-// not hold: they are put back with the step (docs/fast_mode.md).
+// not hold: they are put back with the step (docs/modes.md).
 
 using namespace smp;
 using namespace smp::test;

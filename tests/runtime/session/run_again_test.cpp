@@ -10,7 +10,7 @@
 #include <atomic>
 
 // With default settings a promise that does not hold costs time and nothing
-// else: the step is taken back on all ranks and run again (docs/fast_mode.md).
+// else: the step is taken back on all ranks and run again (docs/modes.md).
 
 using namespace smp;
 using namespace smp::test;
