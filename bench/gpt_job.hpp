@@ -112,7 +112,7 @@ struct usage {
   }
 
   rusage counted{};
-  /// In seconds; a lack of cores is no fault of what is measured
+  /// In seconds; a lack of cores is not a fault of what is measured
   double waited = waited_for_a_core();
 };
 

@@ -38,7 +38,7 @@ set(viewers "apps/(report|smp-inspect|smp-top)/")
 set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.
-# ("client" is no subfolder but what all of it is for those who look from outside.)
+# ("client" is not a subfolder: all of it is for those who look from outside.)
 set(order_actors protocol board comm replay schedule server inspection stalls
   cluster host client)
 set(order_runtime base offload values lazy config launch model remote intercept session

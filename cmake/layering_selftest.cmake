@@ -134,7 +134,7 @@ plant_cycle(transport/a transport/ucx/b)
 expect_refusal(layering "a cycle across folders: transport/(a|ucx/b) transport/")
 plant_cycle(runtime/intercept/a runtime/intercept/script/b)
 expect_pass(layering)
-# What lies side by side, or includes in one direction only, is no cycle.
+# What lies side by side, or includes in one direction only, is not a cycle.
 plant(tp/a.hpp "#include \"tp/b.hpp\"\n" tp/b.hpp "#include \"tp/c.hpp\"\n"
   tp/c.hpp "#include \"transport/d.hpp\"\n" tp/c.cpp "#include \"tp/c.hpp\"\n"
   transport/d.hpp "#include \"transport/e.hpp\"\n" transport/e.hpp "")

@@ -44,7 +44,7 @@ void check(const model_info& model, const std::vector<double>& xs,
       throw error{error_code::config,
                   std::string{what} + " of module " + std::to_string(i) + " ("
                     + model[i].path + ") is " + std::to_string(xs[i])
-                    + ", which is no cost"};
+                    + ", which is not a cost"};
 }
 
 /// @returns the sum of `xs` over the modules of each node.

@@ -117,7 +117,7 @@ private:
       if ((why.empty() && x.part_of.empty()) || child.value == i)
         continue;
       sets.merge(child.value, i);
-      if (x.part_of.empty()) // else it is no surprise
+      if (x.part_of.empty()) // else it is not a surprise
         reasons.push_back(
           {merge_reason::kind::not_interceptable, child, module_id{i}, why});
     }

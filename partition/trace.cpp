@@ -48,8 +48,8 @@ double median(std::vector<double> xs) {
   return *middle;
 }
 
-/// Has code of its own that calls can show: is no list, and no module whose
-/// calls count as its parent's.
+/// Has code of its own that calls can show: is neither a list nor a module
+/// whose calls count as its parent's.
 bool is_visible(const model_info& model, size_t i) {
   return i > 0 && !model[i].container && model[i].not_interceptable.empty();
 }

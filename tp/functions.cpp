@@ -198,7 +198,7 @@ void check_counts(const std::vector<int64_t>& xs) {
   if (xs.size() != peers
       || std::any_of(xs.begin(), xs.end(), [](auto x) { return x < 0; }))
     throw error{error_code::user_code,
-                "an exchange of rows wants a number, 0 or more, for each of "
+                "an exchange of rows needs a number, 0 or more, for each of "
                   + std::to_string(peers) + " tensor-parallel ranks"};
 }
 

@@ -22,7 +22,8 @@ std::vector<at::Tensor>
 language_head::forward(std::span<const at::Tensor> xs) const {
   if (xs.empty() || xs.size() > 2)
     throw error{error_code::user_code,
-                "'" + name_ + "' wants hidden states, or these and labels, not "
+                "'" + name_
+                  + "' expects hidden states, or these and labels, not "
                   + std::to_string(xs.size()) + " tensors"};
   return {xs.size() == 1
             ? logits_for_tp(xs[0], weight_, vocabulary_, options_, bias_)

@@ -29,7 +29,8 @@ inline std::string refusal_to_divide(int64_t n, std::string_view what,
   return result + std::to_string(below + peers) + " could";
 }
 
-/// Collectives are no part of the graph that backward records for a second one.
+/// Collectives are not part of the graph that backward records for a second
+/// one.
 /// @param name of a collective of the forward phase
 /// @throws error (unsupported) if backward records a graph
 inline void refuse_second_derivatives(std::string_view name) {

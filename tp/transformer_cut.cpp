@@ -167,7 +167,7 @@ private:
              + ".weight'; its options have to name one that it has");
     else if (i->second.dim() != axes)
       refuse("its '" + name + ".weight' has " + std::to_string(i->second.dim())
-             + " axes; " + std::to_string(axes) + " are wanted");
+             + " axes; " + std::to_string(axes) + " are expected");
     else
       return &i->second;
     return nullptr;
@@ -212,7 +212,7 @@ private:
     if (!can_divide(width, o_.num_attention_heads))
       refuse("its attention has " + std::to_string(width) + " channels for "
              + std::to_string(o_.num_attention_heads)
-             + " heads; a multiple of these is wanted");
+             + " heads; it has to be a multiple of these");
   }
 
   void feed_forward(int64_t channels) {

@@ -318,7 +318,7 @@ private:
       return check_causal_mask_size(xs[0].size(1), o.causal_mask_size);
     throw error{error_code::user_code,
                 "'" + name_
-                  + "' wants hidden states [samples, tokens, channels]"
+                  + "' expects hidden states [samples, tokens, channels]"
                   + (o.takes_mask ? " and a mask" : "")
                   + (o.cross_attention
                        ? ", and what it attends to, [samples, any, channels]"

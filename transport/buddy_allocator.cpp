@@ -11,7 +11,7 @@ buddy_allocator::buddy_allocator(uint64_t capacity, uint64_t smallest)
   : smallest_(smallest) {
   if (!std::has_single_bit(smallest))
     throw error{error_code::internal,
-                std::to_string(smallest) + " bytes are no power of two"};
+                std::to_string(smallest) + " bytes are not a power of two"};
   capacity_ = capacity / smallest * smallest;
   // A capacity that is not a power of two begins as several parts, the largest
   // first: so each lies at a multiple of its size, and no two are buddies.

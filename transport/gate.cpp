@@ -91,7 +91,7 @@ public:
     else if (answered_)
       why = "it does not know the secret of this run";
     else
-      why = size_ > 0 ? "it is no rank of smp" : "it said nothing in time";
+      why = size_ > 0 ? "it is not a rank of smp" : "it said nothing in time";
     return peer_ + ": " + why;
   }
 
@@ -491,7 +491,7 @@ gate_answer ask_gate(tls_stream& connection, std::chrono::milliseconds limit) {
   line.receive(length);
   auto size = byte_reader{length}.u32();
   if (size > note_limit)
-    gate_fail("answers something else than this program asks for");
+    gate_fail("does not answer what this program asks");
   result.note.resize(size);
   line.receive(std::as_writable_bytes(std::span{result.note}));
   return result;

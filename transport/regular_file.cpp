@@ -19,7 +19,8 @@ file_descriptor open_regular(const std::string& path, std::string& why) {
   if (S_ISREG(status.st_mode))
     return result;
   errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
-  why = S_ISDIR(status.st_mode) ? std::strerror(errno) : "is no regular file";
+  why = S_ISDIR(status.st_mode) ? std::strerror(errno)
+                                : "is not a regular file";
   return {};
 }
 

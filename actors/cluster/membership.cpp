@@ -162,7 +162,7 @@ struct membership::impl {
       return;
     caf::scoped_actor self{system};
     self->send(ear, goodbye_atom_v);
-    // No answer means that the SUPERVISOR is gone, which is no loss now.
+    // No answer means that the SUPERVISOR is gone, which is not a loss now.
     self->request(supervisor, 2s, goodbye_atom_v, config.me.rank)
       .receive([] {}, [](const caf::error&) {});
     end_actor(system, std::exchange(ear, nullptr));

@@ -82,7 +82,7 @@ failure roster::admit(const member& x) {
     return refuse(fmt::format("{} is out of range: the run has {} ranks",
                               describe(x), world_size_));
   if (auto i = members_.find(x.rank); i != members_.end())
-    return refuse(fmt::format("{} claims a place that {} has", describe(x),
+    return refuse(fmt::format("{} claims the place of {}", describe(x),
                               describe(i->second)));
   if (!members_.empty()) {
     auto& first = members_.begin()->second;

@@ -14,8 +14,8 @@
 
 namespace smp {
 
-/// Connects the launcher of another machine to the SUPERVISOR: it is no rank,
-/// but is the first to know how one of its ranks ended. Free of CAF.
+/// Connects the launcher of another machine to the SUPERVISOR: it is not a
+/// rank, but is the first to know how one of its ranks ended. Free of CAF.
 class supervisor_link {
 public:
   struct options {

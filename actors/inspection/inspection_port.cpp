@@ -62,7 +62,7 @@ private:
     auto got = ::recv(fd(), &x, 1, MSG_DONTWAIT);
     if (got < 0)
       return errno == EINTR || errno == EAGAIN;
-    // One request at a time: a peer that does not read answers is no client.
+    // One request at a time: a peer that does not read answers is not a client.
     if (got == 0 || x != inspection_question || asks_ || sent_ < out_.size())
       return false;
     return asks_ = true;

@@ -149,8 +149,9 @@ std::vector<uint64_t> short_names(const std::vector<object_id>& xs,
   for (auto& y : xs) {
     auto name = short_name(y);
     if (long_name(name, x.origin, step_of(x)) != y)
-      throw error{error_code::internal,
-                  "a request names what is no result of its own step"};
+      throw error{
+        error_code::internal,
+        "a request names a value that is not a result of its own step"};
     result.push_back(name);
   }
   return result;

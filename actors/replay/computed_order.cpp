@@ -62,7 +62,7 @@ step_record record_of(const step_flow& x, rank_id from, uint64_t microbatches) {
       if (!numbers.insert(c.number).second)
         refuse("two calls have the number " + std::to_string(c.number));
       if (c.kind == call_kind::grant && !is_root_request(y.id))
-        refuse("what is no step body waits for a grant");
+        refuse("an execution that is not a step body waits for a grant");
       auto& to = z.calls.emplace_back();
       to.until = c.until;
       to.kind = c.kind;

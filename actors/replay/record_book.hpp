@@ -26,8 +26,8 @@ public:
   static constexpr uint64_t max_learnt = 3;
 
   /// Bounds memory: a record keeps everything of each message except its
-  /// tensors, and a job may feed ever new shapes, for which replay is no use.
-  /// All ranks use keys in the same order, so they evict the same ones.
+  /// tensors, and a job may feed ever new shapes, for which replay is of no
+  /// use. All ranks use keys in the same order, so they evict the same ones.
   static constexpr size_t max_keys = 16;
 
   struct options {

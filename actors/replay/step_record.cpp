@@ -66,7 +66,7 @@ std::optional<std::string> difference(const message_form& recorded,
       return "tensor " + std::to_string(i) + " is " + describe(x)
              + " instead of " + describe(recorded.tensors[i]);
   if (seen.bytes != recorded.bytes)
-    return "what is no tensor (numbers, flags, structure) has another value";
+    return "what is not a tensor (numbers, flags, structure) has another value";
   return std::nullopt;
 }
 

@@ -42,7 +42,7 @@ load_schedule_actor(const std::string& path, const std::string& name) {
                                                    "smp_register_schedules");
   if (interface_of == nullptr || fill == nullptr)
     throw plugin_error(path,
-                       "is no plug-in: it lacks SMP_SCHEDULES(...) {...}");
+                       "is not a plug-in: it lacks SMP_SCHEDULES(...) {...}");
   if (auto x = interface_of(); x != SMP_SCHEDULE_INTERFACE)
     throw plugin_error(path, "was built for version " + std::to_string(x)
                                + " of the interface, this is version "

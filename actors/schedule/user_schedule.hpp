@@ -32,7 +32,8 @@ struct user_schedule {
 };
 
 /// Opens a plug-in, which stays loaded until the process ends.
-/// @throws error (config) if `path` is no plug-in of this interface or has no
+/// @throws error (config) if `path` is not a plug-in of this interface or has
+/// no
 ///         schedule `name`; the error lists those it has
 std::shared_ptr<const schedule_actor_type>
 load_schedule_actor(const std::string& path, const std::string& name);

@@ -291,7 +291,7 @@ failure server_core::refusal(const call& x) const {
   if (asks && x.owner == self())
     return internal_failure(self(), "a request to the own rank");
   if (x.kind == call_kind::grant && !options_.leader)
-    return internal_failure(self(), "a grant is asked for off pp_rank 0");
+    return internal_failure(self(), "only pp_rank 0 may ask for a grant");
   return {};
 }
 
@@ -302,7 +302,7 @@ failure server_core::refusal(const pending_call& asked) const {
   return {error_code::protocol,
           self(),
           {},
-          "malformed response: it answers what is no request"};
+          "malformed response: the answer does not belong to a request"};
 }
 
 void server_core::suspend(context_id ctx, call x) {

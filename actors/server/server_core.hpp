@@ -109,7 +109,7 @@ public:
   void decided(request_id x);
 
   // -- contexts ---------------------------------------------------------------
-  // Late messages of a context that was lost are ignored; they are no error.
+  // Late messages of a context that was lost are ignored; they are not errors.
 
   /// A context sent the promise `x` and continues.
   void issue(context_id ctx, call x);

@@ -22,7 +22,7 @@ struct run_files {
   std::optional<last_step> last;
   /// From config.toml; 0: not known.
   uint64_t steps = 0;
-  uint64_t tokens_per_sample = 0; // also 0 if samples are no sequences
+  uint64_t tokens_per_sample = 0; // also 0 if samples are not sequences
   /// How the run ended, if smp's launcher saw it: the exit code and the first
   /// cause, empty if there is none.
   std::optional<int> exit_code;

@@ -18,7 +18,8 @@ std::string duration_text(double seconds);
 /// "35.1", "28174".
 std::string rate_text(double per_second);
 
-/// @returns `x`; what is no number has no sign, as that depends on the machine.
+/// @returns `x`; what is not a number has no sign, as that depends on the
+/// machine.
 double plain_number(double x);
 
 /// @returns "817 B", "1.21 MB", "3.40 GB"; powers of 1000.

@@ -198,10 +198,10 @@ json parse_header(const std::string& text, const tensor_errors& e) {
   try {
     auto result = json::parse(text, check);
     if (!result.is_object())
-      e.fail("the header is no JSON object");
+      e.fail("the header is not a JSON object");
     return result;
   } catch (const json::exception& x) {
-    e.fail(std::string{"the header is no valid JSON: "} + x.what());
+    e.fail(std::string{"the header is not valid JSON: "} + x.what());
   }
 }
 
@@ -230,7 +230,7 @@ uint64_t needed_bytes(const described_tensor& x, const tensor_errors& e) {
 c10::ScalarType parse_dtype(const json& x, const std::string& tensor,
                             const tensor_errors& e) {
   if (!x.is_string())
-    e.fail(tensor, "its dtype is no string");
+    e.fail(tensor, "its dtype is not a string");
   for (auto& d : dtype_names)
     if (d.name == x.get_ref<const std::string&>())
       return d.type;
@@ -240,7 +240,7 @@ c10::ScalarType parse_dtype(const json& x, const std::string& tensor,
 described_tensor parse_tensor(const std::string& name, const json& x,
                               uint64_t data_size, const tensor_errors& e) {
   if (!x.is_object())
-    e.fail(name, "its description is no object");
+    e.fail(name, "its description is not an object");
   if (x.size() != 3)
     e.fail(name, "dtype, shape and data_offsets expected, nothing else");
   described_tensor result;
@@ -248,7 +248,7 @@ described_tensor parse_tensor(const std::string& name, const json& x,
   result.dtype = parse_dtype(field_of(x, name, "dtype", e), name, e);
   auto& shape = field_of(x, name, "shape", e);
   if (!shape.is_array())
-    e.fail(name, "its shape is no list");
+    e.fail(name, "its shape is not a list");
   for (auto& size : shape) {
     if (!size.is_number_unsigned() || size.get<uint64_t>() > INT64_MAX)
       e.fail(name, "its shape has a size " + size.dump());
@@ -273,11 +273,11 @@ described_tensor parse_tensor(const std::string& name, const json& x,
 
 string_map parse_metadata(const json& x, const tensor_errors& e) {
   if (!x.is_object())
-    e.fail("__metadata__ is no object");
+    e.fail("__metadata__ is not an object");
   string_map result;
   for (auto& [key, item] : x.items()) {
     if (!item.is_string())
-      e.fail("__metadata__: \"" + key + "\" is no string");
+      e.fail("__metadata__: \"" + key + "\" is not a string");
     result.emplace(key, item.get<std::string>());
   }
   return result;

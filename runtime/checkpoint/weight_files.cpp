@@ -61,7 +61,7 @@ json parse_index(const std::string& text, const file_errors& e) {
   try {
     return json::parse(text, check);
   } catch (const json::exception& x) {
-    e.fail(std::string{"it is no valid JSON: "} + x.what());
+    e.fail(std::string{"it is not valid JSON: "} + x.what());
   }
 }
 
@@ -79,7 +79,7 @@ weight_map read_index(const std::string& path, const file_errors& e) {
   for (auto& [name, file] : index["weight_map"].items()) {
     if (!file.is_string() || !is_name_beside(file.get<std::string>()))
       e.fail(
-        fmt::format("weight_map: '{}' is in {}, which is no name of a "
+        fmt::format("weight_map: '{}' is in {}, which is not the name of a "
                     "file beside the index",
                     name, json_text(file)));
     result[file.get<std::string>()].insert(name);

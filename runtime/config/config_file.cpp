@@ -68,7 +68,7 @@ public:
     if (equals == std::string_view::npos || name.empty()) {
       complain(
         on_command_line,
-        fmt::format("{} is no setting; write --table.key=value", written));
+        fmt::format("{} is not a setting; write --table.key=value", written));
       return;
     }
     auto value = std::string{text.substr(equals + 1)};

@@ -15,7 +15,7 @@ namespace smp {
 /// @throws error (config) saying why it cannot be read
 std::string read_config_text(const std::string& path);
 
-/// Parses a value from the command line; text that is no TOML, or that should
+/// Parses a value from the command line; text that is not TOML, or that should
 /// not be read as TOML (`raw`), counts as a string.
 /// @returns a table with the value as "x"
 toml::table parse_setting(const std::string& text, bool raw);

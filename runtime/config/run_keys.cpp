@@ -331,7 +331,7 @@ const std::vector<config_key> run_table = {
   {.name = "transport.keys",
    .slot = SMP_SLOT(smp.keys),
    .meaning = "the folder of the run's keys on this machine, made by "
-              "`smp-train keys DIR`; wanted by a run over several machines",
+              "`smp-train keys DIR`; needed by a run over several machines",
    .only = {{"transport.type", {"ucx"}}},
    .local = true,
    .is_folder = true},

@@ -494,7 +494,7 @@ void tracer::note_outside_call(const torch::nn::Module& x) {
       || !outside_.insert(type).second)
     return;
   print_stderr(
-    "smp: the step calls a {} that is no part of the model, so smp "
+    "smp: the step calls a {} that is not part of the model, so smp "
     "does not train its parameters: register_module, in the module "
     "that has it, adds it\n",
     type);
@@ -547,7 +547,7 @@ trace_result trace_forward(const walked_model& model,
     } catch (const std::exception& e) {
       failure = first_line(script_error_text(e.what()));
     } catch (...) {
-      failure = "an exception that is no std::exception";
+      failure = "an exception that does not derive from std::exception";
     }
   }
   x.stack_.resize(1);

@@ -63,7 +63,8 @@ void on_terminate() {
         end_with(*err);
       leave_word(last_word::why, other.what());
     } catch (...) {
-      leave_word(last_word::why, "an exception that is no std::exception");
+      leave_word(last_word::why,
+                 "an exception that does not derive from std::exception");
     }
   if (terminate_before != nullptr)
     terminate_before();

@@ -74,7 +74,7 @@ named_host read_host(const std::string& x) {
   }
   if (host.empty() || x[0] == '-' // would be an option of ssh
       || (!rest.empty() && rest[0] != ':'))
-    throw config_error(fmt::format("--hosts: '{}' is no host", x));
+    throw config_error(fmt::format("--hosts: '{}' is not a host", x));
   if (rest.empty())
     return {user + host, {}};
   return {user + host, rest.substr(1)};
@@ -121,7 +121,7 @@ std::vector<uint64_t> shares_of(uint64_t nodes,
   if (per_node.empty() && ranks % nodes != 0)
     throw config_error(
       fmt::format("{} ranks do not divide evenly among {} machines:"
-                  " say --ranks-per-node",
+                  " give --ranks-per-node",
                   ranks, nodes));
   if (per_node.empty())
     result.assign(nodes, ranks / nodes);
@@ -156,7 +156,7 @@ std::vector<host_share> read_hosts(const std::vector<std::string>& hosts,
   }
   if (!shares.empty() && shares.size() != hosts.size())
     throw config_error(
-      "--hosts: say the number of ranks for all hosts, or for "
+      "--hosts: give the number of ranks for all hosts, or for "
       "none");
   shares = shares_of(hosts.size(), shares, ranks);
   for (size_t i = 0; i < result.size(); ++i)

@@ -65,7 +65,7 @@ std::string own_run_dir(int argc, char** argv, uint64_t ranks) {
   std::string path{*wanted};
   if (auto end = read_run_outcome(path); end && is_no_run(*end)) {
     print_stderr(
-      "smp: what is in {} ended before its first step was over; it "
+      "smp: the run in {} ended before its first step was over; it "
       "is overwritten\n",
       path);
     remove_launcher_files(path);

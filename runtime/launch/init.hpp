@@ -13,8 +13,8 @@ namespace smp {
 /// Under mpirun, srun and the like, and without `--ranks`, it returns and the
 /// program goes on. An `smp::error` that leaves main is then one line on stderr
 /// and an exit code (docs/errors.md).
-/// @throws error (config) if N is no number of ranks, or if DIR already holds a
-/// run or cannot be created
+/// @throws error (config) if N is not a number of ranks, or if DIR already
+/// holds a run or cannot be created
 void init(int argc, char** argv);
 
 } // namespace smp

@@ -76,7 +76,7 @@ void check_limits(uint64_t ranks) {
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < wanted)
     throw config_error(
       fmt::format("the limit of open files (ulimit -n) is {}; a run of {} "
-                  "ranks wants {}",
+                  "ranks needs {}",
                   files.rlim_cur, ranks, wanted));
   check_memory(RLIMIT_AS, "-v", "VmSize", wanted_address_space);
   check_memory(RLIMIT_DATA, "-d", "VmData", wanted_data);

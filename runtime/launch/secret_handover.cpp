@@ -60,8 +60,8 @@ std::optional<run_secret> given_secret(const rank_environment& x) {
     if (!x.supervised)
       return std::nullopt;
     throw config_error(fmt::format(
-      "environment: SMP_RENDEZVOUS is set, but neither {} nor {}: who joins a "
-      "run has to show its secret",
+      "environment: SMP_RENDEZVOUS is set, but neither {} nor {}: a "
+      "process that joins a run has to show its secret",
       secret_descriptor_variable, secret_file_variable));
   }
   auto content = read_private_file(path);

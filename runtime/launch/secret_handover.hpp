@@ -24,7 +24,7 @@ file_descriptor secret_descriptor(const run_secret& x);
 
 /// @returns the secret given to this process, if any. Can be called again;
 /// programs that this process executes do not inherit it.
-/// @throws error (config) if what was given is no secret, if others can read
+/// @throws error (config) if what was given is not a secret, if others can read
 /// it, or if our launcher started this rank without one
 std::optional<run_secret> given_secret(const rank_environment& x);
 

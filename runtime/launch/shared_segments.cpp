@@ -138,7 +138,7 @@ no_room_for_shared_memory(const std::string& folder, uint64_t ranks,
     return std::nullopt;
   return fmt::format(
     "{} has {} MB, of which {} are free; {} rank{} of this "
-    "machine want {}",
+    "machine need {}",
     folder, size >> 20, left >> 20, ranks, ranks == 1 ? "" : "s",
     ranks * room_of_a_rank >> 20);
 }

@@ -75,7 +75,7 @@ struct walked_tensor {
   at::Tensor tensor;
   bool is_buffer = false; // anything but a parameter
   /// A plain attribute of a TorchScript module, e.g. in a list: it lives with
-  /// its module like a buffer, but is no part of the state dict.
+  /// its module like a buffer, but is not part of the state dict.
   bool is_attribute = false;
   /// Modules that own it directly, in walk order.
   std::vector<uint32_t> modules;

@@ -103,7 +103,8 @@ private:
             "its code has branches or changes tensors: " + kind);
     if (x.kind() == c10::prim::Constant) {
       auto constant = jit::toIValue(x.output());
-      require(constant.has_value(), "it calls a function"); // which is no value
+      require(constant.has_value(),
+              "it calls a function"); // which is not a value
       known[x.output()] = make({.what = "constant", .constant = *constant});
       return;
     }
@@ -139,7 +140,7 @@ private:
     if (!value.isObject())
       return make({.what = "attribute", .path = below});
     auto i = model_.module_index.find(&value.toObjectRef());
-    require(i != model_.module_index.end(), "'" + below + "' is no module");
+    require(i != model_.module_index.end(), "'" + below + "' is not a module");
     return make({.what = "module", .path = below, .module = i->second});
   }
 
@@ -453,7 +454,7 @@ private:
                                      : std::vector<std::optional<int64_t>>{};
     auto known = [&](size_t i) { return sizes[i].value_or(-1) > 0; };
     require(sizes.size() == 4 && (known(2) || known(3)),
-            "its number of heads is no constant");
+            "its number of heads is not a constant");
     auto heads = known(2) ? *sizes[2] : features(y->of[0]) / *sizes[3];
     require(heads > 0, "its number of heads is not known");
     if (heads_ == 0)

@@ -106,13 +106,14 @@ torch::Tensor residual(Part& part, const torch::Tensor& h, F f) {
 }
 
 [[noreturn]] void refuse_states(size_t size, bool cross) {
-  throw error{error_code::user_code,
-              fmt::format("a transformer layer {} wants {}; it got {} tensors",
-                          cross ? "with cross-attention" : "of itself",
-                          cross ? "hidden states, a mask, what they attend "
-                                  "to, and the mask of that"
-                                : "hidden states and perhaps a mask",
-                          size)};
+  throw error{
+    error_code::user_code,
+    fmt::format("a transformer layer {} expects {}; it got {} tensors",
+                cross ? "with cross-attention" : "of itself",
+                cross ? "hidden states, a mask, what they attend "
+                        "to, and the mask of that"
+                      : "hidden states and perhaps a mask",
+                size)};
 }
 
 // -- what tensor-parallel ranks have to know ----------------------------------

@@ -6,9 +6,9 @@
 
 namespace smp {
 
-/// Which parts of a file are in use. Free neighbours become one, and the part
-/// that fits best is taken, so that what comes and goes in the same sizes finds
-/// the same slots, and the file stops growing.
+/// Allocates parts of a file. Adjacent free parts are merged, and the smallest
+/// one that is large enough is taken. So where the same sizes come and go, the
+/// file stops growing.
 class file_slots {
 public:
   /// Slots begin at multiples of this and take multiples of it.
@@ -30,7 +30,7 @@ public:
   /// multiple of `granule`
   uint64_t missing(uint64_t bytes) const;
 
-  /// The file has so many bytes more, a multiple of `granule`.
+  /// The file became longer by `bytes`, a multiple of `granule`.
   void grow(uint64_t bytes);
 
   /// Length of the file.

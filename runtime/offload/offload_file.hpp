@@ -6,14 +6,14 @@
 
 namespace smp {
 
-/// A file without a name. (Not mapped into memory: a disk that fails would kill
-/// the process by a signal instead of telling what failed, and mapped pages
-/// count as memory of the process.) One thread uses it.
+/// A file without a name, used by one thread. It is not mapped into memory, as
+/// a failing disk would then kill the process by a signal, and mapped pages
+/// count as memory of the process.
 class offload_file {
 public:
   virtual ~offload_file() = default;
 
-  /// Makes the file longer, with room on the disk. @returns 0 or errno
+  /// Makes the file longer and reserves the space on disk. @returns 0 or errno
   virtual int reserve(uint64_t offset, uint64_t bytes) = 0;
 
   /// @returns 0 or errno
@@ -27,8 +27,8 @@ public:
 /// on a disk where /tmp is in memory
 std::string default_offload_dir();
 
-/// Makes an empty file in `dir` that has no name from the beginning on, or as
-/// soon as it exists: however this process ends, nothing stays.
+/// Creates an empty file in `dir` that never has a name, or only for a moment:
+/// however this process ends, the file is gone.
 /// @throws error (config) naming the folder
 std::unique_ptr<offload_file> open_offload_file(const std::string& dir);
 

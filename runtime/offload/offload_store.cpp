@@ -20,19 +20,20 @@ namespace smp {
 
 namespace {
 
-/// The file grows by so much if there is room.
+/// The file grows by this many bytes if there is space.
 constexpr uint64_t growth = 16 << 20;
 
-/// To what addresses are aligned for vector instructions.
+/// Alignment of addresses for vector instructions.
 constexpr uint64_t alignment = 64;
 
-/// The disk or the user's share of it is full, or the file may not be longer.
+/// Tells whether errno `x` says that the disk or the quota is full, or that the
+/// file may not be longer.
 bool is_lack_of_room(int x) {
   return x == ENOSPC || x == EDQUOT || x == EFBIG;
 }
 
-/// Frees what nobody else has. What the heap gets stays with the process (R27),
-/// so its pages go back to the system before.
+/// Frees storages that nothing else uses. Memory that goes back to the heap
+/// stays with the process (R27), so its pages go back to the system first.
 void free_pages(std::vector<c10::Storage>& xs) {
   while (!xs.empty()) {
     auto x = std::move(xs.back());
@@ -52,18 +53,18 @@ void free_pages(std::vector<c10::Storage>& xs) {
 
 } // namespace
 
-/// Bytes that move together; several sets may hold them.
+/// Bytes that are written and read together. Several sets may share them.
 struct offload_store::block {
-  c10::Storage memory = {}; // none: only the file has them
+  c10::Storage memory = {}; // empty: only the file has the bytes
   uint64_t offset = 0;      // in `memory`
   uint64_t bytes = 0;
   uint64_t misalignment = 0;
   std::optional<file_slots::slot> slot = {};
-  uint32_t holders = 0; // sets that have it
-  uint32_t wanted = 0;  // of these, that want it in memory
-  bool stays = false;   // there is no room
+  uint32_t holders = 0; // sets that share it
+  uint32_t wanted = 0;  // of these, the ones that need it in memory
+  bool stays = false;   // in memory, as the file has no space
   bool moving = false;
-  failure why = {}; // it cannot be had
+  failure why = {}; // set if it could not be written or read
 };
 
 struct offload_store::entry {
@@ -132,7 +133,7 @@ offload_store::block_ptr offload_store::block_of(const part& x) {
   auto* impl = x.memory.unsafeGetStorageImpl();
   key name{impl, x.offset, x.bytes, x.version};
   if (auto i = given_.find(name); i != given_.end())
-    // Another storage may have its address by now.
+    // A new storage may have the address of an old one.
     if (auto old = i->second.first.lock(); old && old.get() == impl)
       if (auto result = i->second.second.lock(); result && result->holders > 0)
         return result;
@@ -170,7 +171,7 @@ std::unique_ptr<offload_store::set> offload_store::give(uint64_t lane,
 std::vector<offload_store::part> offload_store::take(entry& x) {
   std::vector<c10::Storage> freed; // after the lock
   guard held{mutex_};
-  // Backward is here: what is behind comes next.
+  // Backward has reached this lane, so its other sets come next.
   std::erase(order_, x.lane);
   order_.insert(order_.begin(), x.lane);
   want(x, true);
@@ -190,7 +191,8 @@ std::vector<offload_store::part> offload_store::take(entry& x) {
   return result;
 }
 
-/// Nobody wants `x` any more. @param freed what may go once nothing is locked
+/// `x` is not needed any more. @param freed gets storages to be freed without
+/// the lock
 void offload_store::remove(entry& x, std::vector<c10::Storage>& freed) {
   if (std::exchange(x.gone, true))
     return;
@@ -207,10 +209,10 @@ void offload_store::remove(entry& x, std::vector<c10::Storage>& freed) {
   x.blocks.clear();
 }
 
-/// Lets go of what `x` need not have.
+/// Gives up the slot and the memory that `x` does not need.
 void offload_store::release(block& x, std::vector<c10::Storage>& freed) {
   if (x.moving)
-    return; // who moves it looks again
+    return; // `moved` calls this again
   if (x.holders == 0)
     free_slot(x);
   if (x.holders == 0 || (x.slot && x.wanted == 0))
@@ -222,7 +224,7 @@ void offload_store::free_slot(block& x) {
     slots_.give_back(*slot);
 }
 
-/// @param first before all others
+/// @param first whether it is read before all others
 void offload_store::want(entry& x, bool first) {
   if (!std::exchange(x.wanted, true))
     for (auto& y : x.blocks)
@@ -233,7 +235,7 @@ void offload_store::want(entry& x, bool first) {
   work_.notify_one();
 }
 
-/// Wants what comes next.
+/// Reads the next `horizon` sets.
 void offload_store::look_ahead() {
   auto left = options_.horizon;
   for (auto id : order_) {
@@ -291,7 +293,8 @@ void offload_store::await(guard& held, const char* what,
 
 void offload_store::run() {
   pthread_setname_np(pthread_self(), "smp.offload");
-  // A file that must not grow is an error here, no end of the process.
+  // A limit on the length of files is an error here and must not end the
+  // process.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGXFSZ);
@@ -328,7 +331,7 @@ offload_store::block_ptr offload_store::next_write() {
   return nullptr;
 }
 
-/// Ends a move, and lets go of what it kept.
+/// Ends a write or read, and frees what it kept.
 void offload_store::moved(guard& held, block& x, c10::Storage memory) {
   std::vector<c10::Storage> freed;
   freed.push_back(std::move(memory));
@@ -340,7 +343,7 @@ void offload_store::moved(guard& held, block& x, c10::Storage memory) {
   held.lock();
 }
 
-/// Takes memory again before it reads, and there may be none.
+/// Allocates memory before it reads, which may fail.
 void offload_store::read(guard& held, const block_ptr& x) {
   auto from = x->slot->offset;
   x->moving = true;
@@ -375,7 +378,7 @@ void offload_store::write(guard& held, const block_ptr& x) {
   auto why = 0;
   if (!slot) {
     why = full_ ? ENOSPC : make_room(held, x->bytes);
-    if (why == 0) // nobody else takes slots
+    if (why == 0) // only this thread takes slots
       slot = slots_.take(x->bytes);
   }
   if (slot) {
@@ -410,7 +413,7 @@ int offload_store::make_room(guard& held, uint64_t bytes) {
   return why;
 }
 
-/// A disk that is full takes nothing from a run that has the memory.
+/// A full disk is not an error: the bytes stay in memory.
 void offload_store::refuse(guard& held, block& x, int why) {
   x.stays = true;
   if (!is_lack_of_room(why)) {
@@ -422,9 +425,9 @@ void offload_store::refuse(guard& held, block& x, int why) {
   if (!options_.warn || std::exchange(warned_, true))
     return;
   auto text = fmt::format(
-    "no room in '{}' for more activations ({}; {} MB are there, {} bytes more "
-    "were wanted): what does not fit stays in memory. Make room, or name "
-    "another folder in smp.offload_dir",
+    "no room in '{}' for more activations ({}; {} MB are in the file, {} bytes "
+    "more were needed): they stay in memory. Free some space, or name another "
+    "folder in smp.offload_dir",
     options_.dir, std::strerror(why), slots_.in_use() / 1'000'000, x.bytes);
   held.unlock();
   options_.warn(text);

@@ -21,44 +21,46 @@
 
 namespace smp {
 
-/// Memory that is given away until it is asked for again: bytes go to a file
-/// on a thread of their own, while the caller goes on, and come back on the
-/// same thread before they are wanted (R57).
+/// Keeps bytes of tensors in a file between forward and backward (R57). Its own
+/// thread writes them while the caller continues, and reads them back before
+/// they are needed.
 ///
-/// What is given away together is a set. Sets of one lane (a microbatch) come
-/// back in the opposite order, as backward goes; lanes in the order in which
-/// they are announced, but one from which a set is taken goes first. Of that
-/// order the next `horizon` sets are in memory or on their way back. At most as
-/// many are on their way out: who gives more waits for the file.
+/// The bytes of one call to `give` are a set, and each set belongs to a lane (a
+/// microbatch). The sets of a lane are needed in the opposite order, as in
+/// backward. Lanes are needed in the order in which they are announced, except
+/// that the lane of the last `take` comes first. The next `horizon` sets of
+/// this order are in memory or being read. At most `horizon` sets wait to be
+/// written: `give` then waits for the file.
 ///
-/// What the file has no room for stays in memory. Thread-safe.
+/// Bytes for which the file has no space stay in memory. Thread-safe.
 class offload_store : public std::enable_shared_from_this<offload_store> {
 public:
   struct options {
-    std::string dir; // for texts
+    std::string dir; // for messages
     uint64_t horizon = 4;
-    /// After which a wait for the file is an error.
+    /// A longer wait for the file is an error.
     std::chrono::milliseconds patience{300'000};
-    /// Hears once that the file has no room. On the thread of the file.
+    /// Called once if the file has no space, on the thread of the file.
     std::function<void(const std::string&)> warn;
   };
 
   struct counts {
-    uint64_t bytes = 0; // in the file now
-    uint64_t peak_bytes = 0;
+    uint64_t bytes = 0;      // in the file now
+    uint64_t peak_bytes = 0; // the most that were in the file
     uint64_t file_bytes = 0; // its length
-    uint64_t written = 0;    // since the begin
-    uint64_t read = 0;       // since the begin
-    uint64_t stayed = 0;     // for lack of room, since the begin
-    double wait_seconds = 0; // of those who gave and took, since the begin
+    // In total:
+    uint64_t written = 0;
+    uint64_t read = 0;
+    uint64_t stayed = 0;     // bytes kept in memory, as there was no space
+    double wait_seconds = 0; // in `give` and `take`
   };
 
-  /// Some bytes of a storage.
+  /// A range of bytes of a storage.
   struct part {
     c10::Storage memory;
     uint64_t offset = 0;
     uint64_t bytes = 0;
-    /// As a tensor over it counts what changes it in place.
+    /// The tensor's version: it counts changes in place.
     uint32_t version = 0;
   };
 
@@ -67,7 +69,7 @@ private:
   struct entry;
 
 public:
-  /// What was given away together. Its end frees what was not taken.
+  /// The bytes of one `give`. The destructor frees what was not taken.
   class set {
   public:
     explicit set(std::shared_ptr<offload_store> store,
@@ -76,11 +78,11 @@ public:
     set(const set&) = delete;
     set& operator=(const set&) = delete;
 
-    /// Waits until all is in memory. Once only.
-    /// @returns the same bytes, by part, perhaps elsewhere; an address is the
-    /// same modulo 64 as it was
-    /// @throws error (transport) if the file fails, or after
-    /// `options::patience`
+    /// Waits until all bytes are in memory. May be called once.
+    /// @returns the same bytes, one entry per part. They may have another
+    /// address, which is equal modulo 64
+    /// @throws error (transport) if the file cannot be read or written, or
+    /// after `options::patience`
     std::vector<part> take();
 
   private:
@@ -93,18 +95,19 @@ public:
 
   ~offload_store();
 
-  /// @param xs nobody changes these bytes any more. The same bytes may be given
-  /// several times, and are written once
+  /// @param xs must not change any more; bytes that are given several times
+  /// are written once
   /// @throws error (transport) after `options::patience`
   std::unique_ptr<set> give(uint64_t lane, std::vector<part> xs);
 
-  /// The sets of a lane will be wanted, after those of lanes before.
+  /// The sets of this lane will be needed, after those of lanes that were
+  /// announced before.
   void announce(uint64_t lane);
 
-  /// Lanes begin anew.
+  /// Forgets all lanes, their order and which bytes were given.
   void end_step();
 
-  /// Nothing is written or read any more; what is in the file is lost.
+  /// Ends the thread. What is in the file is lost, and waits fail.
   void stop();
 
   counts status() const;
@@ -140,13 +143,13 @@ private:
   failure failed(const char* what, int why) const;
 
   options options_;
-  std::unique_ptr<offload_file> file_; // the thread's
+  std::unique_ptr<offload_file> file_; // used by the thread only
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
   file_slots slots_;
   std::map<uint64_t, std::vector<entry*>> lanes_;
-  std::vector<uint64_t> order_; // of lanes that were announced
+  std::vector<uint64_t> order_; // of the announced lanes
   std::deque<entry_ptr> writes_;
   std::deque<block_ptr> reads_;
   std::map<key, std::pair<c10::weak_intrusive_ptr<c10::StorageImpl>,

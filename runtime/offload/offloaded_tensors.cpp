@@ -9,10 +9,11 @@ namespace smp {
 
 namespace {
 
-/// Less is not worth a system call.
+/// Fewer bytes are not worth a system call.
 constexpr uint64_t least = 4096;
 
-/// @returns the bytes of `x`, with the gaps between them, if they are to go
+/// @returns the bytes of `x`, with the gaps between them, or nothing if they
+/// stay in memory
 std::optional<offload_store::part> bytes_of(const at::Tensor& x) {
   if (!x.defined() || x.layout() != at::kStrided || !x.device().is_cpu()
       || !x.has_storage() || x.is_nested() || x.is_quantized() || x.is_conj()
@@ -30,7 +31,7 @@ std::optional<offload_store::part> bytes_of(const at::Tensor& x) {
   result.memory = x.storage();
   result.offset = static_cast<uint64_t>(x.storage_offset()) * size;
   result.version = x.is_inference() ? 0 : x._version();
-  // Where it comes back, elements have to begin at multiples of their size.
+  // Elements must be aligned, also at the address where they come back.
   if (result.memory.data() == nullptr
       || reinterpret_cast<uintptr_t>(x.const_data_ptr()) % size != 0)
     return std::nullopt;

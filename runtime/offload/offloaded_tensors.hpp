@@ -10,18 +10,21 @@
 
 namespace smp {
 
-/// Tensors that keep their sizes and versions while their bytes are elsewhere.
+/// Tensors whose bytes are in an `offload_store`. They keep their sizes and
+/// versions.
 class offloaded_tensors {
 public:
-  /// Takes the bytes of those `xs` for which it is worth it. What is small
-  /// stays, what is no plain tensor, and a view with more gaps than bytes.
+  /// Moves the bytes of `xs` into `store`, except for small tensors, views that
+  /// have more gaps than bytes, and what is not an ordinary tensor in host
+  /// memory.
   /// @param lane see `offload_store`
-  /// @param xs nobody else has these tensors, but perhaps their bytes
-  /// @returns null if all stay
+  /// @param xs must not be used elsewhere; other tensors may share their memory
+  /// @returns null if no tensor was moved
   static std::unique_ptr<offloaded_tensors>
   take(offload_store& store, uint64_t lane, const std::vector<at::Tensor>& xs);
 
-  /// Waits for the bytes, and gives them to the tensors. Once only.
+  /// Waits for the bytes and gives them back to the tensors. May be called
+  /// once.
   /// @throws error, see `offload_store::set::take`
   void put_back();
 
@@ -30,8 +33,9 @@ private:
   std::unique_ptr<offload_store::set> bytes_;
 };
 
-/// Makes `x` forget its content, of which it keeps the sizes: for a tensor that
-/// only stands for its place in an autograd graph. @pre nobody reads it again
+/// Frees the content of `x`, which keeps its sizes, for a tensor that is only
+/// needed for its place in an autograd graph. @pre its values are not read
+/// again
 void drop_content(const at::Tensor& x);
 
 } // namespace smp

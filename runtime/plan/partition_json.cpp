@@ -99,7 +99,7 @@ private:
       std::string why = x.what();
       // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
       auto end = why.find("] ");
-      fail("no JSON: "
+      fail("not valid JSON: "
            + (end == std::string::npos ? why : why.substr(end + 2)));
     }
   }

@@ -411,7 +411,7 @@ void decide_alone(const train_config& x,
   world.config.pipeline_parallel_degree = 1;
   world.config.fast_mode = takes_promises(x.smp);
   world.config.ddp = false;
-  world.config.default_partition = 0; // the other devices are no ranks
+  world.config.default_partition = 0; // the other devices are not ranks
   world.config = without_idle_keys(std::move(world.config));
   threads_of_a_rank threads{x};
   run_virtual_world(1, world, [&](session& s) {

@@ -129,7 +129,7 @@ public:
   payload run() {
     auto* args = asked_.arguments.get_if<tuple_value>();
     if (!args)
-      throw error{error_code::protocol, "the arguments are no tuple"};
+      throw error{error_code::protocol, "the arguments are not a tuple"};
     check_indexes();
     // Outside of inference mode, which does not track whether an argument was
     // written (R12).
@@ -439,7 +439,8 @@ const at::Tensor& wanted_leaf(const saved_call& saved,
                               const backward_request& asked, size_t k) {
   auto argument = asked.wanted[k].argument;
   if (argument >= saved.leaves.size())
-    throw error{error_code::protocol, "a gradient of no argument is wanted"};
+    throw error{error_code::protocol,
+                "a gradient is asked for of an argument that does not exist"};
   return saved.leaves[argument];
 }
 

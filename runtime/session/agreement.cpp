@@ -23,8 +23,10 @@ failure failure_in(const std::function<void()>& f, rank_id who) {
   } catch (const std::exception& err) {
     return {error_code::user_code, who, {}, err.what()};
   } catch (...) {
-    return {
-      error_code::user_code, who, {}, "an exception that is no std::exception"};
+    return {error_code::user_code,
+            who,
+            {},
+            "an exception that does not derive from std::exception"};
   }
   return {};
 }

@@ -157,7 +157,7 @@ private:
       return why_not_whole(i);
     const auto& children = at(i).children;
     if (left_out_children(i).size() == children.size())
-      return "all that is in it is left out";
+      return "everything in it is excluded";
     for (auto child : children)
       if (!list_.left_out_by(child))
         if (auto why = why_not_whole(child); !why.empty())
@@ -168,7 +168,7 @@ private:
   std::string why_not_whole(uint32_t i) const {
     for (auto below : model_.subtree(i))
       if (auto* by = list_.left_out_by(below))
-        return fmt::format("\"{}\" leaves out '{}'", *by, name(below));
+        return fmt::format("\"{}\" excludes '{}'", *by, name(below));
     return why_not(i);
   }
 

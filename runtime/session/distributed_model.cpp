@@ -352,7 +352,7 @@ nn::parameter_creation_scope::parameter_creation_scope(
   session::current(); // throws if there is none
   if (how.dtype && !c10::isFloatingType(*how.dtype))
     throw config_error(
-      "parameter_creation_scope: dtype is no floating-point "
+      "parameter_creation_scope: dtype is not a floating-point "
       "type, so nothing could be trained");
   if (!(how.initializer_range >= 0))
     throw config_error(

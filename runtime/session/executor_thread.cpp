@@ -121,7 +121,7 @@ outcome executor_thread::execute(request x) {
   } catch (const std::exception& err) {
     text = script_error_text(err.what());
   } catch (...) {
-    text = "an exception that is no std::exception";
+    text = "an exception that does not derive from std::exception";
   }
   keep_error({error_code::user_code, rank().self(), module_path(), text});
   return {{}, first_error()};

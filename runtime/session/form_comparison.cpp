@@ -116,7 +116,7 @@ void compare_forms(const std::vector<uint64_t>& group, const at::Tensor& told) {
   for (size_t i = 1; i < group.size(); ++i)
     if (of(i)[0] != of(0)[0])
       throw error{error_code::user_code,
-                  "ranks that share modules want batches of the same sizes, "
+                  "ranks that share modules need batches of the same sizes, "
                   "but a microbatch "
                     + difference(group[0], {group[0], of(0)}, group[i],
                                  {group[i], of(i)})};

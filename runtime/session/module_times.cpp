@@ -49,7 +49,7 @@ module_times read_module_times(const std::string& path) {
   double all = 0;
   auto check = [&](const std::string& what, double x) {
     if (!(x >= 0))
-      refuse(fmt::format("{} = {} is no time", what, x));
+      refuse(fmt::format("{} = {} is not a time", what, x));
     all += x;
   };
   try {

@@ -118,7 +118,8 @@ optimizer_outline outline_of(torch::optim::Optimizer& x, const model_map& map) {
                             .is_buffer;
       if (found < 0 || is_buffer) {
         result.wrong = fmt::format(
-          "the optimizer's group {} has a tensor that is no parameter of the "
+          "the optimizer's group {} has a tensor that is not a parameter of "
+          "the "
           "distributed model: {}, {}; make the optimizer from the parameters "
           "of the model itself",
           g, describe(parameters[i]),

@@ -62,7 +62,7 @@ public:
   fabric_stats traffic() const;
 
   /// Waits for the other ranks in a goodbye barrier, so that the end of this
-  /// rank is no loss. The destructor does it too, unless unwinding.
+  /// rank is not a loss. The destructor does it too, unless unwinding.
   /// @throws error after that, if a collective that completed on this rank was
   /// not one of all ranks; the destructor prints it
   void finish();

@@ -86,10 +86,10 @@ private:
     if (auto* by = wishes_.list().left_out_by(i))
       return fmt::format(
         "not shared, as \"{}\" in tensor_parallel.modules "
-        "leaves it out",
+        "excludes it",
         *by);
     if (wishes_.forbidden(i))
-      return "not shared, as code says that it is not to be";
+      return "not shared, as the program excludes it";
     return "not shared, as it is not named; name it in tensor_parallel.modules";
   }
 
@@ -179,8 +179,7 @@ private:
     return why.empty()
                || std::ranges::none_of(model_.subtree(part), has_tensors)
              ? std::string{}
-             : fmt::format("'{}' in it is not to be shared: {}", name(part),
-                           why);
+             : fmt::format("'{}' in it is excluded: {}", name(part), why);
   }
 
   /// Why the module does not own its tensors alone; empty if it does.

@@ -21,11 +21,11 @@ bool sharing_wishes::wanted(uint32_t module) const {
 std::string sharing_wishes::why_kept_out(uint32_t part, uint32_t whole) const {
   for (auto i = part; i != whole && i != 0; i = model_.modules[i].parent)
     if (auto x = marked_.find(model_.modules[i].identity()); x != marked_.end())
-      return x->second.enabled ? "" : "code says so";
+      return x->second.enabled ? "" : "the program says so";
   auto* by = wanted(part) ? nullptr : list_.left_out_by(part);
   if (!by)
     return {};
-  return fmt::format("\"{}\" in tensor_parallel.modules leaves it out", *by);
+  return fmt::format("\"{}\" in tensor_parallel.modules excludes it", *by);
 }
 
 /// The setting of user code for the module, or for its nearest ancestor.

@@ -112,7 +112,7 @@ public:
   tensor_call&& of_parts() && {
     if (x_.dim() == 0 || x_.size(0) != static_cast<int64_t>(size()))
       refuse("a tensor [" + std::to_string(size())
-             + ", ...] is wanted, with a part for each rank");
+             + ", ...] is expected, with a part for each rank");
     call_.what.shape.erase(call_.what.shape.begin());
     return std::move(*this);
   }
@@ -122,7 +122,7 @@ public:
     auto rows = count_of(given);
     if (x_.dim() == 0 || x_.size(0) != rows)
       refuse("a tensor [" + std::to_string(rows)
-             + ", ...] is wanted, as that are the rows to give");
+             + ", ...] is expected, with as many rows as are given");
     call_.what.shape.erase(call_.what.shape.begin());
     rows_taken_ = count_of(taken);
     call_.what.rows = std::move(given);

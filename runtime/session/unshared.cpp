@@ -101,7 +101,7 @@ std::string warning_of_nothing_shared(const sharing_request& x,
     found.remarks.lines().empty()
       ? "name modules in tensor_parallel.modules, or leave "
         "smp.tensor_parallel_degree out"
-      : "what is said below of modules tells why");
+      : "the reasons are below");
 }
 
 } // namespace smp

@@ -167,7 +167,7 @@ public:
     uint64_t seed = 1;
   };
 
-  /// @throws error (config) naming `path`: as `data_file`, is no array of
+  /// @throws error (config) naming `path`: as `data_file`, is not an array of
   ///         tokens, or one of its parts is shorter than sequence_length + 1
   token_sequences(const std::string& path, options x);
 

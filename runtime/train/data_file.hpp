@@ -54,7 +54,7 @@ private:
 /// a mapping, a file that someone cuts ends the process by a signal.
 class data_file {
 public:
-  /// @throws error (config) naming `path`: cannot be opened, is no regular
+  /// @throws error (config) naming `path`: cannot be opened, is not a regular
   ///         file, or is empty
   explicit data_file(const std::string& path);
 

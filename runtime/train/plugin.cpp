@@ -139,7 +139,7 @@ void model_options::check_all_used() const {
   for (auto& [name, value] : values_)
     if (!asked_.contains(name))
       refuse(fmt::format(
-        "model.options.{} is no option of this model; {}", name,
+        "model.options.{} is not an option of this model; {}", name,
         asked_.empty() ? "it has none"
                        : fmt::format("it has: {}", fmt::join(asked_, ", "))));
 }

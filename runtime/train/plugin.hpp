@@ -38,10 +38,10 @@ public:
   }
 
   /// @returns the value of model.options.`name`, or `fallback`
-  /// @throws error (config) naming the key if it is no integer
+  /// @throws error (config) naming the key if it is not an integer
   int64_t integer(const std::string& name, int64_t fallback) const;
 
-  /// @throws error (config) naming the key if it is no number
+  /// @throws error (config) naming the key if it is not a number
   double number(const std::string& name, double fallback) const;
 
   /// @throws error (config) naming the key if it is neither true nor false

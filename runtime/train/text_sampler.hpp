@@ -28,8 +28,8 @@ public:
   ///          T <= context.
   at::Tensor input() const;
 
-  /// Draws the next byte. logits: float [V], V >= 256; tokens that are no byte
-  /// are left out
+  /// Draws the next byte. logits: float [V], V >= 256; tokens that are not
+  /// bytes are left out
   void add(const at::Tensor& logits);
 
   /// @returns what was drawn, without the prompt.

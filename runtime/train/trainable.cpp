@@ -235,7 +235,7 @@ std::unique_ptr<trainable> make_trainable(const train_config& x) {
   } catch (const std::exception& err) {
     refuse_model(x, err.what());
   } catch (...) {
-    refuse_model(x, "an exception that is no std::exception");
+    refuse_model(x, "an exception that does not derive from std::exception");
   }
   auto dtype = computed_in(x);
   if (dtype != c10::ScalarType::Float)

@@ -35,7 +35,7 @@ struct train_start {
   uint64_t parameters = 0;        // numbers in the whole model
   uint64_t owned = 0;             // those of this rank
   uint64_t batch_size = 0;        // samples per step, of all replicas
-  uint64_t tokens_per_sample = 0; // 0 if samples are no sequences of tokens
+  uint64_t tokens_per_sample = 0; // 0 if samples are not sequences of tokens
   /// Warnings of the partition, also in its text; on pp_rank 0.
   std::vector<std::string> warnings;
   /// The checkpoint that the run resumes from, empty if it begins anew, and the
@@ -101,7 +101,7 @@ struct train_summary {
   /// Mean over `train.eval_steps` held-out batches, after the last step; only
   /// if the data has a held-out part.
   std::optional<double> held_out_loss;
-  /// See `text::unigram_entropy`; nothing if the data is no text.
+  /// See `text::unigram_entropy`; nothing if the data is not text.
   std::optional<double> unigram_entropy;
   /// As in `step_metrics`, over all steps.
   double bubble_ratio = 0;

@@ -104,7 +104,7 @@ void check_nested(unpacker& u, int64_t elements, const at::Tensor& sizes,
                   const at::Tensor& strides, const at::Tensor& offsets) {
   for (auto* x : {&sizes, &strides, &offsets})
     if (x->scalar_type() != at::kLong)
-      u.fail("a nested tensor whose sizes are no integers");
+      u.fail("a nested tensor whose sizes are not integers");
   if (sizes.dim() != 2 || sizes.sizes() != strides.sizes() || offsets.dim() != 1
       || offsets.size(0) != sizes.size(0))
     u.fail("a nested tensor whose sizes, strides and offsets do not fit");
@@ -134,7 +134,7 @@ at::Tensor get_nested(unpacker& u, const nested_tensor& x) {
   auto strides = u.tensor(x.strides.index).clone();
   auto offsets = u.tensor(x.offsets.index).clone();
   if (elements.dim() != 1)
-    u.fail("a nested tensor whose memory is no row of elements");
+    u.fail("a nested tensor whose memory is not a row of elements");
   check_nested(u, elements.numel(), sizes, strides, offsets);
   return at::_nested_view_from_buffer(elements, sizes, strides, offsets);
 }
@@ -316,7 +316,7 @@ c10::TypePtr parse_type(unpacker& u, const std::string& x) {
   try {
     return torch::jit::ScriptTypeParser{}.parseType(x);
   } catch (const std::exception&) {
-    u.fail("\"" + x + "\" is no TorchScript type");
+    u.fail("\"" + x + "\" is not a TorchScript type");
   }
 }
 
@@ -333,7 +333,7 @@ c10::TypePtr element_type(unpacker& u, const std::string& x) {
     return c10::IntType::get();
   auto result = parse_type(u, x)->cast<c10::ListType>();
   if (!result)
-    u.fail("\"" + x + "\" is no list type");
+    u.fail("\"" + x + "\" is not a list type");
   return result->getElementType();
 }
 
@@ -373,7 +373,7 @@ c10::IValue get_dict(unpacker& u, const dict_value& x) {
   auto type = parse_type(u, x.type.empty() ? "Dict[str, Any]" : x.type)
                 ->cast<c10::DictType>();
   if (!type)
-    u.fail("\"" + x.type + "\" is no dict type");
+    u.fail("\"" + x.type + "\" is not a dict type");
   c10::impl::GenericDict result{type->getKeyType(), type->getValueType()};
   for (size_t i = 0; i < x.items.size(); ++i) {
     value_path::scope here{u, "entry", i};

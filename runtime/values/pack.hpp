@@ -253,7 +253,7 @@ template <>
 struct pack<const char*> {
   static value put(packer& p, const char* x) {
     if (x == nullptr)
-      p.refuse("a null pointer is no string");
+      p.refuse("a null pointer is not a string");
     return value::of(x);
   }
   static std::string get(unpacker& u, const value& x) {

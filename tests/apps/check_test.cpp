@@ -93,10 +93,10 @@ TEST_CASE_METHOD(check_dir, "The check refuses what training would refuse",
          {{"--activation_checkpointing.modules=[\"fd\"]"},
           "activation_checkpointing.modules: no module is called \"fd\""},
          {{"--model.options.fault=made"},
-          "model_that_throws.so cannot be created: seven is no width\n"},
+          "model_that_throws.so cannot be created: seven is not a width\n"},
          {{"--model.options.fault=odd"},
-          "model_that_throws.so cannot be created: an exception that is no "
-          "std::exception\n"},
+          "model_that_throws.so cannot be created: an exception that "
+          "does not derive from std::exception\n"},
          {{"--model.options.fault=called"},
           "no such luck",
           "model.name = \"net\" of " + library

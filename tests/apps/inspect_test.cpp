@@ -272,7 +272,7 @@ TEST_CASE("A stopped rank is shown as stopped within a second, with the others",
   CHECK(x.code == 1);
   INFO(x.output);
   CHECK(has_problem(x, "rank 1 is stopped: "));
-  // It does not tell its actors any more, which is no mistake of the user.
+  // It does not tell its actors any more, which is not a mistake of the user.
   auto server = inspect_until(dir, {"actor", "r1.server"},
                               [](auto& y) { return says(y, "NO ANSWER"); });
   CHECK(server.code == 1);
@@ -532,7 +532,7 @@ TEST_CASE("Nobody but the user of a run looks at it", "[apps][inspect][R44]") {
     dir, {"smp-inspect", address, "--secret", "wrong.entry", "ls"});
   CHECK(refused.code == 1);
   CHECK_THAT(refused.output, ContainsSubstring("unreachable"));
-  // What others can read is no secret.
+  // What others can read is not a secret.
   REQUIRE(::chmod(entry.c_str(), 0644) == 0);
   auto open = inspect_run(dir, {"ls"});
   CHECK(open.code == 2);

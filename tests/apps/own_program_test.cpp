@@ -102,7 +102,7 @@ TEST_CASE_METHOD(own_program, "A program of one's own can be looked at",
   const auto ranks = GENERATE(1, 2);
   CAPTURE(ranks);
   auto run = start(fmt::format("--ranks {} --run-dir run", ranks));
-  // Each line at once, although it is no terminal that rank 0 writes to.
+  // Each line at once, although it is not a terminal that rank 0 writes to.
   REQUIRE(run.wait_for(fmt::format("rank 0 of {} in 'run'\n", ranks)));
   auto ls = nlohmann::json::parse(look({"smp-inspect", "run", "ls", "--json"}));
   CHECK(ls.at("state") == "running");
@@ -155,7 +155,7 @@ TEST_CASE_METHOD(own_program, "A rank that leaves without a word is named",
   CHECK_THAT(content_of(path / "run/end.json"), ContainsSubstring(cause));
 }
 
-TEST_CASE_METHOD(own_program, "What failed before its first step is no run",
+TEST_CASE_METHOD(own_program, "What failed before its first step is not a run",
                  "[apps]") {
   write("enough", "");
   write("fail", "");
@@ -165,7 +165,7 @@ TEST_CASE_METHOD(own_program, "What failed before its first step is no run",
   auto again = start("--ranks 1 --run-dir run");
   CHECK(again.join() == 0);
   CHECK_THAT(again.output(),
-             ContainsSubstring("smp: what is in run ended before its first "
+             ContainsSubstring("smp: the run in run ended before its first "
                                "step was over; it is overwritten\n"
                                "smp: run dir run\n"));
   CHECK_FALSE(fs::exists(path / "run/log-1.txt")); // nor what else it left
@@ -201,7 +201,7 @@ TEST_CASE_METHOD(own_program, "The help of a program leaves no directory",
                               && ContainsSubstring(" is removed: no rank began "
                                                    "a session\n"));
   CHECK(fs::is_empty(path / "runs"));
-  // One that was named stays, and is no run.
+  // One that was named stays, and is not a run.
   CHECK(start("--ranks 2 --run-dir run").join() == 0);
   CHECK(fs::exists(path / "run/log-0.txt"));
   fs::remove(path / "help");

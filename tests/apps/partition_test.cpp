@@ -312,8 +312,8 @@ std::vector<bad_tree> bad_trees() {
   coloured["nodes"][1]["name"] = "a\x1b[31m";
   coloured["nodes"][1]["memory"] = -3;
   return {
-    {"", {"no JSON"}},
-    {"{\"nodes\": [", {"no JSON", "line 1"}},
+    {"", {"not valid JSON"}},
+    {"{\"nodes\": [", {"not valid JSON", "line 1"}},
     {"[]", {"\"nodes\""}},
     {"{}", {"\"nodes\"", "missing"}},
     {"{\"nodes\": []}", {"\"nodes\""}},
@@ -376,7 +376,7 @@ TEST_CASE_METHOD(tree_run, "What goes wrong leaves the old decision as it was",
         == 0);
   CHECK(out()["device"].size() == 3);
   CHECK(files() == std::set<std::string>{"out.json", "tree.json"});
-  // A pipe is no file to be replaced.
+  // A pipe is not a file to be replaced.
   CHECK(run(small_tree().dump(), {"--devices", "2", "--json", "/dev/stdout"})
         == 0);
   CHECK_THAT(output, ContainsSubstring("\"max_cost\":"));

@@ -106,7 +106,7 @@ TEST_CASE_METHOD(run_dirs, "No mode of several overwrites a run",
   }
   CHECK(content_of(path / "out-fast/config.toml") == config);
   CHECK(content_of(path / "out-fast/metrics.jsonl") == steps);
-  // One mode alone goes where it is told to, and `out` itself is no mode's.
+  // One mode alone goes where it is told to, and `out` itself is not a mode's.
   fs::rename(path / "out-fast", path / "out");
   auto p = start({"verify", "tiny.toml", "--modes", "dynamic,fast", "--run-dir",
                   "out", "--steps=1", "--transport.type=loopback"});

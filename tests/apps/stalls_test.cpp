@@ -120,7 +120,7 @@ TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
   auto pid = dir.process_of(1);
   REQUIRE(::kill(pid, SIGSTOP) == 0);
   REQUIRE(run.wait_for("rank 1 has not answered for "));
-  // However long it takes: also twelve seconds are no death.
+  // However long it takes: also twelve seconds are not a death.
   REQUIRE(wait_for_silence(run, 12));
   REQUIRE(::kill(pid, SIGCONT) == 0);
   auto last = dir.metrics("run").size();

@@ -186,7 +186,7 @@ TEST_CASE_METHOD(tiny_run, "A run leaves metrics, logs and the model",
         "unigram entropy", "bubble", "requests", "peak on rank 1",
         "out/metrics.jsonl", "sample of 12 characters"})
     CHECK_THAT(p.output(), ContainsSubstring(text));
-  // A pipe is no terminal.
+  // A pipe is not a terminal.
   CHECK(p.output().find('\r') == std::string::npos);
   CHECK(p.output().find('\x1b') == std::string::npos);
 

@@ -262,7 +262,7 @@ TEST_CASE_METHOD(tiny_job, "A wrong job exits with 1 and names the module",
     CHECK_THAT(p.output(), ContainsSubstring("different: ")
                              && ContainsSubstring(module)
                              && ContainsSubstring(" instead of "));
-    // A verdict is no failure of a rank.
+    // A verdict is not a failure of a rank.
     CHECK(p.output().find("exited with code") == std::string::npos);
     auto json = result("out.json");
     CHECK(json["equal"] == false);

@@ -172,7 +172,7 @@ TEST_CASE("active microbatches bound what is alive, and cost time if too few",
   auto x = played(stages(4), "interleaved", 16, 2);
   CHECK(x.peak_active == 2);
   CHECK(x.makespan > played(stages(4), "interleaved", 16, 4).makespan);
-  // One at a time is no pipeline at all.
+  // One at a time is not a pipeline at all.
   CHECK(played(stages(4), "interleaved", 5, 1).makespan
         == Catch::Approx(5 * 12));
 }

@@ -182,7 +182,7 @@ TEST_CASE("modules that share with the root are part of the root",
   CHECK(describe(model) == "root+a.b(a a.b.c)");
 }
 
-TEST_CASE("one parameter listed twice by one module is no sharing",
+TEST_CASE("one parameter listed twice by one module is not shared",
           "[partition][module_tree]") {
   auto model = make_model({{"", {1}}, {"a", {}, 0, 0, {"w", "w"}}});
   model[1].parameters[0].elements = model[1].parameters[1].elements = 5;
@@ -191,7 +191,7 @@ TEST_CASE("one parameter listed twice by one module is no sharing",
   CHECK(tree[1].parameters == 5);
 }
 
-TEST_CASE("a model that is no model is one clear error",
+TEST_CASE("a model that is not a model is one clear error",
           "[partition][module_tree]") {
   auto message = [](const model_info& x) {
     return cause_of([&x] { module_tree{x}; }, error_code::config);

@@ -189,7 +189,7 @@ TEST_CASE("a list skips the backward of a body that ended without",
   CHECK(drain(uut).empty());
 }
 
-TEST_CASE("a list that is no schedule is an error naming the task",
+TEST_CASE("a list that is not a schedule is an error naming the task",
           "[partition][schedule]") {
   auto message = [](tasks xs) {
     return message_of([&] { make_schedule("list", 2, 2, xs); });

@@ -176,7 +176,7 @@ TEST_CASE("below a millisecond each call takes equally long",
     CHECK(other[i].compute == model[i].compute);
   x.repeated_seconds = 0;
   x.modules[0].seconds = 1e-5;
-  // Two blocks of half a millisecond are no noise any more.
+  // Two blocks of half a millisecond are not noise any more.
   x.modules[1].seconds = 5e-4;
   apply_trace(other, x, 4);
   CHECK(other[1].compute != model[1].compute);

@@ -1,4 +1,4 @@
-// A library that is no plug-in.
+// A library that is not a plug-in.
 
 int model_library_without_model() {
   return 1;

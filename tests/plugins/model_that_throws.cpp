@@ -14,7 +14,7 @@ struct net_impl : torch::nn::Module {
   explicit net_impl(const smp::model_options& x)
     : fault(x.text("fault", "none")) {
     if (fault == "made")
-      throw std::invalid_argument("seven is no width\nsaid the model");
+      throw std::invalid_argument("seven is not a width\nsaid the model");
     if (fault == "odd")
       throw 7;
     register_module("fc", fc);

@@ -54,7 +54,7 @@ inline file_descriptor listen_anywhere() {
   return result;
 }
 
-/// @returns 0 if `fd` is no socket that listens
+/// @returns 0 if `fd` is not a socket that listens
 inline uint16_t listening_port(int fd) {
   int listens = 0;
   socklen_t size = sizeof(listens);

@@ -575,6 +575,6 @@ TEST_CASE("a layer whose parameters are not those that were told of says why",
   }
   SECTION("another number of axes") {
     x.parameters["layer.ff.wo.weight"] = torch::ones({width});
-    CHECK(refusal(2) == "its 'layer.ff.wo.weight' has 1 axes; 2 are wanted");
+    CHECK(refusal(2) == "its 'layer.ff.wo.weight' has 1 axes; 2 are expected");
   }
 }

@@ -422,8 +422,8 @@ TEST_CASE("the last layer of a language model takes one tensor or two",
   auto& how = smp::nn::lm_head_distribution;
   auto head = how.make(x, how.slices(x, 0, 2));
   CHECK(cause_of([&] { head->forward({}); }, error_code::user_code)
-        == "'head' wants hidden states, or these and labels, not 0 tensors");
+        == "'head' expects hidden states, or these and labels, not 0 tensors");
   std::vector<Tensor> three(3, torch::zeros({1, 2}));
   CHECK(cause_of([&] { head->forward(three); }, error_code::user_code)
-        == "'head' wants hidden states, or these and labels, not 3 tensors");
+        == "'head' expects hidden states, or these and labels, not 3 tensors");
 }

@@ -364,8 +364,9 @@ TEST_CASE("who leaves because it lost a rank says which, also from hearsay",
   send_to_one_that_left(0, 2);
 }
 
-TEST_CASE("who takes all for lost says for whose sake, and is no loss itself",
-          "[transport][fabric]") {
+TEST_CASE(
+  "who takes all for lost says for whose sake, and is not a loss itself",
+  "[transport][fabric]") {
   // As a rank that lost the SUPERVISOR does.
   ON_EVERY_FABRIC;
   cluster c{kind, 3};

@@ -68,7 +68,7 @@ TEST_CASE("a released file descriptor stays open", "[transport]") {
   file_descriptor close{fd};
 }
 
-TEST_CASE("a file that could not be opened is no file descriptor",
+TEST_CASE("a file that could not be opened is not a file descriptor",
           "[transport]") {
   file_descriptor x{::open("/nowhere/at/all", O_RDONLY)};
   CHECK_FALSE(x);

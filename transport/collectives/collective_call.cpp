@@ -94,7 +94,7 @@ void collective_call::check(rank_id self) const {
           || std::min(sizes) != group.size()
           || std::max(sizes) != group.size()))
     throw config_error(describe() + ": " + std::to_string(group.size())
-                       + " numbers of rows each way are wanted");
+                       + " numbers of rows each way are expected");
 }
 
 std::string difference(const collective_label& label,

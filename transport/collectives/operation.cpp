@@ -221,7 +221,7 @@ void collective_operation::take_segment(uint64_t from,
   auto i = pieces_.find(where.piece);
   auto rank = "rank " + std::to_string(call_.label.group[from].value);
   if (i == pieces_.end())
-    refuse(call_, rank + " sent a piece that there is not");
+    refuse(call_, rank + " sent a piece that does not exist");
   auto& piece = i->second;
   auto& sources = piece.plan.sources;
   auto source = std::find(sources.begin(), sources.end(), from);
@@ -229,7 +229,7 @@ void collective_operation::take_segment(uint64_t from,
   if (source == sources.end() || where.offset % plan_.segment != 0
       || index >= piece.segments.size()
       || bytes.nbytes != range_of(piece, index).size)
-    refuse(call_, rank + " sent a segment that there is not");
+    refuse(call_, rank + " sent a segment that does not exist");
   auto& s = piece.segments[index];
   auto nth = static_cast<size_t>(source - sources.begin());
   if (s.missing == 0 || s.given[nth].owner || s.given[nth].data != nullptr)

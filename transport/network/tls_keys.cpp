@@ -162,7 +162,7 @@ text_ptr read_key_file(int dir, const std::string& where, const char* name,
     throw config_error(path + ": " + std::strerror(errno) + "; smp-train keys "
                        + where + " makes the keys of a run");
   if (!S_ISREG(info.st_mode))
-    throw config_error(path + ": is no regular file");
+    throw config_error(path + ": is not a regular file");
   if (name == key_file)
     check_private(info, path, "file", "600");
   auto got = ::read(file.get(), storage.bytes.data(), storage.bytes.size());
@@ -205,7 +205,7 @@ certificate_ptr read_certificate(int dir, const std::string& where,
   certificate_ptr result{
     PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr)};
   if (!result)
-    keys_fail(where + '/' + name + ": is no certificate");
+    keys_fail(where + '/' + name + ": is not a certificate");
   check_dates(result.get(), where + '/' + name, where);
   return result;
 }
@@ -251,7 +251,7 @@ tls_keys::tls_keys(const std::string& dir) {
     key.reset(PEM_read_bio_PrivateKey(text.get(), nullptr, nullptr, nullptr));
   }
   if (!key)
-    keys_fail(dir + '/' + key_file + ": is no key");
+    keys_fail(dir + '/' + key_file + ": is not a key");
   context_.reset(SSL_CTX_new(TLS_method()), SSL_CTX_free);
   auto* x = context_.get();
   must(x != nullptr && SSL_CTX_set_min_proto_version(x, TLS1_3_VERSION) == 1,

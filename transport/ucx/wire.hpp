@@ -43,7 +43,7 @@ enum class unit_kind : uint8_t {
   chunk,            // bytes of a tensor
   placed,           // all bytes of a marked tensor have arrived: its name is
                     // the number, and the offset is 1 if it lies as marked
-  goodbye, // nothing follows; an end that is no loss. A rank that leaves
+  goodbye, // nothing follows; an end that is not a loss. A rank that leaves
            // because it lost another one names that: the number, from 1
 };
 

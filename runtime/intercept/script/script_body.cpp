@@ -19,8 +19,8 @@ namespace {
 namespace iv = c10::ivalue;
 namespace jit = torch::jit;
 
-/// Dim 0 of the first argument; 0: it is no tensor, or has none. A promise is
-/// not asked, as it may have to wait for its sizes.
+/// Dim 0 of the first argument; 0: it is not a tensor, or has none. A promise
+/// is not asked, as it may have to wait for its sizes.
 int64_t rows_of(const jit::Stack& stack) {
   if (stack.size() < 2 || !stack[1].isTensor())
     return 0;

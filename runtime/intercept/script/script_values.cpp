@@ -297,7 +297,8 @@ void replace_content(const c10::IValue& x, const c10::IValue& y) {
     for (auto& entry : y.toGenericDict())
       to.insert(entry.key(), entry.value());
   } else {
-    throw error{error_code::protocol, "new content of what is no container"};
+    throw error{error_code::protocol,
+                "new content for a value that is not a container"};
   }
 }
 

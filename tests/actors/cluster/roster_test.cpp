@@ -75,8 +75,8 @@ TEST_CASE("a rank that differs is named with what differs",
     y = make_member(0);
     y.pid = 7;
     CHECK(x.admit(y).text
-          == "rank 0 (pid 7 on host h) claims a place that rank 0 (pid 100 on"
-             " host h) has");
+          == "rank 0 (pid 7 on host h) claims the place of rank 0 (pid 100 on"
+             " host h)");
   }
   CHECK(x.missing(std::chrono::milliseconds{1500}).text
         == "ranks 1, 2 did not join within 1.5 s");

@@ -199,7 +199,8 @@ TEST_CASE_METHOD(run_fixture, "each loss is told once, the first one first",
   CHECK(heard == failures{killed(2), killed(1)});
 }
 
-TEST_CASE_METHOD(run_fixture, "the end of a rank that said goodbye is no loss",
+TEST_CASE_METHOD(run_fixture,
+                 "the end of a rank that said goodbye is not a loss",
                  "[actors][supervisor]") {
   init(2);
   join_all();
@@ -246,7 +247,7 @@ TEST_CASE_METHOD(run_fixture, "a member that waits to join gives up by itself",
 }
 
 TEST_CASE_METHOD(run_fixture,
-                 "the loss of the supervisor is no loss for those"
+                 "the loss of the supervisor is not a loss for those"
                  " who leave",
                  "[actors][supervisor]") {
   init(2);
@@ -351,7 +352,7 @@ TEST_CASE_METHOD(run_fixture,
   CHECK(stalls[0].ends == !told);
 }
 
-TEST_CASE_METHOD(run_fixture, "a rank that goes on in time is no stall",
+TEST_CASE_METHOD(run_fixture, "a rank that goes on in time is not a stall",
                  "[actors][supervisor][R7]") {
   init(2);
   join(0);

@@ -159,7 +159,7 @@ TEST_CASE("arenas are touched and registered before a run begins",
   }
 }
 
-TEST_CASE("an arena that is too small is no stall", "[actors][comm]") {
+TEST_CASE("an arena that is too small is not a stall", "[actors][comm]") {
   ON_EVERY_FABRIC;
   auto per_node = GENERATE(0u, 1u);
   CAPTURE(per_node);

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kb = 1024;
 
-/// Over tcp this is no rendezvous yet.
+/// Over tcp this is not a rendezvous yet.
 constexpr int64_t medium = 100 * kb;
 
 /// Stops the thread that moves bytes at the first message, as SIGSTOP would,

@@ -45,7 +45,7 @@ TEST_CASE("An entry that others can read is refused",
   CHECK_THAT(why, ContainsSubstring("mode 0600"));
 }
 
-TEST_CASE("A file that no run wrote is no entry", "[actors][inspection]") {
+TEST_CASE("A file that no run wrote is not an entry", "[actors][inspection]") {
   smp::test::scratch_dir dir;
   dir.write("inspect.entry", "port 1\nsecret 00\n");
   REQUIRE(::chmod(entry_path(dir.path).c_str(), 0600) == 0);

@@ -170,7 +170,7 @@ TEST_CASE("a request names results of its own step only", "[actors][wire]") {
     x.needs = {{rank_id{1}, 5, 5}};
   }
   CHECK_THROWS_WITH(encode(std::move(x)),
-                    ContainsSubstring("no result of its own step"));
+                    ContainsSubstring("not a result of its own step"));
 }
 
 TEST_CASE("a plan and a divergence keep everything", "[actors][wire][R33]") {

@@ -147,7 +147,7 @@ TEST_CASE("orders are alike whatever the numbers of requests",
   CHECK(alike({6, 21}, {{1}, {3}}, {0, 1}) != expected);
 }
 
-TEST_CASE("bytes that are no flow are refused",
+TEST_CASE("bytes that are not a flow are refused",
           "[actors][static][deterministic]") {
   step_record x;
   x.microbatches = 1;
@@ -260,7 +260,7 @@ TEST_CASE("an order with promises starts what has what it needs",
       2);
   auto order = from_payload<pipeline_order>(to_payload(x.play("simple")),
                                             "order");
-  // Promises are no ends of segments, waits are: the second microbatch starts
+  // Promises are not ends of segments, waits are: the second microbatch starts
   // where the first one waits. Backward phases come last.
   CHECK(order.served.at(0)
         == std::vector<served_segment>{

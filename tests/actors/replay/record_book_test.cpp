@@ -123,7 +123,7 @@ TEST_CASE_METHOD(book_fixture, "executions see what the record knows of them",
   book.begin({step_id{9}, mode::replay, 0, step_id{1}});
   CHECK(book.replaying());
   CHECK(book.sent(id, 0)->number == 0);
-  CHECK(book.sent(id, 1)->number == 2); // grants are no requests
+  CHECK(book.sent(id, 1)->number == 2); // grants are not requests
   CHECK_FALSE(book.sent(id, 2));
   CHECK_FALSE(book.sent({rank_id{2}, 4}, 0));
   book.diverged("somehow");
@@ -191,7 +191,7 @@ TEST_CASE("promises have the numbers of the record or new ones",
   REQUIRE(book.sent(id, 0));
   CHECK(book.sent(id, 0)->kind == call_kind::promise);
   CHECK(book.sent(id, 0)->number == 6);
-  REQUIRE(book.sent(id, 1)); // grants are no requests
+  REQUIRE(book.sent(id, 1)); // grants are not requests
   CHECK(book.sent(id, 1)->kind == call_kind::remote);
   CHECK_FALSE(book.sent(id, 2));
   book.diverged("somehow");

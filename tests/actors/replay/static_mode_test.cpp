@@ -214,7 +214,7 @@ TEST_CASE_METHOD(static_world, "a divergence is an error that names it",
   SECTION("another answer") {
     script[{2}] = {do_return("bb")};
     expected
-      = "what is no tensor (numbers, flags, structure) has another "
+      = "what is not a tensor (numbers, flags, structure) has another "
         "value";
   }
   SECTION("no backward phase") {

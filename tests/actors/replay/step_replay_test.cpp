@@ -135,7 +135,7 @@ TEST_CASE_METHOD(replay_fixture, "a divergence says what it diverges from",
         == "the record calls 'blocks.9', forward, on rank 2, this step calls "
            "'blocks.10', forward, on rank 2");
   CHECK_THAT(replay.call(id, make_call("other")).divergence,
-             ContainsSubstring("what is no tensor"));
+             ContainsSubstring("what is not a tensor"));
   CHECK_THAT(replay.call(id, make_call("call", {4, 3})).divergence,
              ContainsSubstring("tensor 0 is [4, 3] of element type 6 instead "
                                "of [2, 3] of element type 6"));
@@ -157,7 +157,7 @@ TEST_CASE_METHOD(replay_fixture, "a divergence says what it diverges from",
   CHECK_THAT(replay.end(id, body("another")), ContainsSubstring("an answer"));
 }
 
-TEST_CASE("strides of axes of one element are no divergence",
+TEST_CASE("strides of axes of one element are not a divergence",
           "[actors][static][R33][R63]") {
   auto x = body("gradient", {4, 1, 3});
   auto& strides = x.tensors[0].strides;

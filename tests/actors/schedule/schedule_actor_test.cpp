@@ -355,7 +355,7 @@ TEST_CASE("a faulty actor is found before the first step",
 
 // -- plug-ins -----------------------------------------------------------------
 
-TEST_CASE("a file that is no plug-in is refused by its key",
+TEST_CASE("a file that is not a plug-in is refused by its key",
           "[actors][schedule]") {
   CHECK_THROWS_WITH(load_schedule_actor("/nowhere/none.so", "x"),
                     ContainsSubstring("smp.schedule.plugin")

@@ -241,7 +241,8 @@ TEST_CASE_METHOD(replay_fixture,
   auto x = promise(2, "others");
   auto told = out.take();
   REQUIRE(told.size() == 2);
-  CHECK_THAT(told[0], Catch::Matchers::ContainsSubstring("what is no tensor"));
+  CHECK_THAT(told[0],
+             Catch::Matchers::ContainsSubstring("what is not a tensor"));
   CHECK(told[1] == "ask r1");
   CHECK(text_of(out.asked.body) == "others");
   CHECK(out.asked.released.size() == 1);

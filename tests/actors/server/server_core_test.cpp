@@ -363,7 +363,7 @@ TEST_CASE_METHOD(follower_fixture, "calls that cannot be are refused",
   }
   SECTION("a grant off pp_rank 0") {
     call_other(call_kind::grant);
-    CHECK(out.last.error.text == "a grant is asked for off pp_rank 0");
+    CHECK(out.last.error.text == "only pp_rank 0 may ask for a grant");
   }
   CHECK(core.num_pending() == 0);
 }

@@ -12,7 +12,7 @@ using namespace smp::test;
 namespace {
 
 const std::string no_request
-  = "malformed response: it answers what is no request";
+  = "malformed response: the answer does not belong to a request";
 
 /// Rank 0 serves a request of rank 1 and waits meanwhile, in every step.
 struct waiting_fixture : replaying_core {

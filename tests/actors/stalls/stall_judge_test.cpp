@@ -81,13 +81,13 @@ TEST_CASE("a deadlock is seen at once", "[actors][stalls]") {
   CHECK_FALSE(r.turns(1000)); // told once
 }
 
-TEST_CASE("who executes is no deadlock, however long", "[actors][stalls]") {
+TEST_CASE("who executes is not a deadlock, however long", "[actors][stalls]") {
   run r{{.timeout = 1e9}};
   r.execute(1);
   CHECK_FALSE(r.turns(10000));
 }
 
-TEST_CASE("a message on its way is no deadlock", "[actors][stalls]") {
+TEST_CASE("a message on its way is not a deadlock", "[actors][stalls]") {
   run r{{.timeout = 1e9}};
   r.views[0].peers[0].sent = 5;
   CHECK_FALSE(r.turns(1000));

@@ -142,7 +142,7 @@ TEST_CASE_METHOD(monitor_fixture, "a stall stands until something moves",
   for (auto reported : {false, true}) {
     if (!reported)
       init({3, false});
-    // Rank 0 computes, so that it is no deadlock.
+    // Rank 0 computes, so that it is not a deadlock.
     views[0].settled = false;
     pass(reported ? 4s : 1s);
     auto x = ask<stall_status>(monitor, status_atom_v);

@@ -366,7 +366,7 @@ TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
   CHECK(expected.came());
 }
 
-TEST_CASE("a rank that computes between steps is no deadlock",
+TEST_CASE("a rank that computes between steps is not a deadlock",
           "[actors][stalls]") {
   test::awaited_report expected{
     {"; rank 1 executes user code outside of a step for "}};

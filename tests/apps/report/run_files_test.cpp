@@ -60,7 +60,7 @@ TEST_CASE("Samples of all data that are sequences count as tokens",
   CHECK(read_run_files(dir.path).tokens_per_sample == 0);
 }
 
-TEST_CASE("A loss that is no number is none", "[apps][report]") {
+TEST_CASE("A loss that is not a number is none", "[apps][report]") {
   scratch_dir dir;
   dir.write("metrics.jsonl", "{\"step\":7,\"loss\":null,\"step_seconds\":1}\n");
   auto x = read_run_files(dir.path);

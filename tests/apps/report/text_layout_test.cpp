@@ -17,7 +17,7 @@ TEST_CASE("A rate below one still has three digits", "[apps][report]") {
   CHECK(rate_text(28173.6) == "28174");
 }
 
-TEST_CASE("What is no number is shown without a sign", "[apps][report]") {
+TEST_CASE("What is not a number is shown without a sign", "[apps][report]") {
   const auto nan = std::numeric_limits<double>::quiet_NaN();
   for (auto x : {nan, -nan})
     CHECK_FALSE(std::signbit(smp::app::plain_number(x)));

@@ -233,8 +233,8 @@ struct fault {
 // All of these come before 4 bytes of data.
 constexpr fault faults[] = {
   {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})", "no valid JSON"},
-  {R"([])", "the header is no JSON object"},
-  {R"({"a":3})", "tensor \"a\": its description is no object"},
+  {R"([])", "the header is not a JSON object"},
+  {R"({"a":3})", "tensor \"a\": its description is not an object"},
   {R"({"a":{"dtype":"F32","shape":[1]}})", "tensor \"a\": dtype, shape"},
   {R"({"a":{"dtype":"F32","shape":[1],"offsets":[0,4]}})",
    "tensor \"a\": has no data_offsets"},
@@ -243,9 +243,9 @@ constexpr fault faults[] = {
   {R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})",
    "tensor \"a\": unknown dtype \"F31\""},
   {R"({"a":{"dtype":6,"shape":[1],"data_offsets":[0,4]}})",
-   "tensor \"a\": its dtype is no string"},
+   "tensor \"a\": its dtype is not a string"},
   {R"({"a":{"dtype":"F32","shape":1,"data_offsets":[0,4]}})",
-   "tensor \"a\": its shape is no list"},
+   "tensor \"a\": its shape is not a list"},
   {R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})",
    "tensor \"a\": its shape has a size -1"},
   {R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})",
@@ -281,8 +281,8 @@ constexpr fault faults[] = {
   {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
        "a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
    "tensor \"a\": stands twice in the header"},
-  {R"({"__metadata__":{"k":1}})", "__metadata__: \"k\" is no string"},
-  {R"({"__metadata__":[]})", "__metadata__ is no object"},
+  {R"({"__metadata__":{"k":1}})", "__metadata__: \"k\" is not a string"},
+  {R"({"__metadata__":[]})", "__metadata__ is not an object"},
   {R"({"a":{"dtype":"F32","shape":[[[[1]]]],"data_offsets":[0,4]}})",
    "nested too deep"},
 };

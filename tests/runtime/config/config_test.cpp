@@ -115,7 +115,7 @@ TEST_CASE("a file that cannot be read is one clear error",
   CHECK_THAT(first_error(huge), ContainsSubstring("larger than 1 MiB"));
 }
 
-TEST_CASE("bytes that are no text, and deep nesting, end in an error",
+TEST_CASE("bytes that are not text, and deep nesting, end in an error",
           "[runtime][config]") {
   CHECK(parse(std::string("\x00\xff\xfe[smp]", 8)).errors.size() == 1);
   CHECK(parse("x = " + std::string(200000, '[')).errors.size() == 1);
@@ -255,7 +255,7 @@ TEST_CASE(
   "[runtime][config]") {
   auto text = to_toml(config_of(good));
   CHECK_THAT(text, ContainsSubstring("# active_microbatches = 5 "));
-  // So more microbatches with "simple" are no conflict with a default.
+  // So more microbatches with "simple" do not conflict with a default.
   CHECK(config_of(text, {"--smp.microbatches=32", "--smp.pipeline=simple"})
           .smp.microbatches
         == 32);
@@ -320,7 +320,8 @@ TEST_CASE("a session's configuration is checked without a file as well",
         == "no error");
   CHECK_THAT(error_of([](auto& x) { x.default_partition = 1; }),
              ContainsSubstring("smp.default_partition = 1"));
-  // Keys of the other tables that are options of a session, and what is no key.
+  // Keys of the other tables that are options of a session, and what is not a
+  // key.
   CHECK(error_of([](auto& x) { x.link_timeout = 0.5; })
         == "transport.link_timeout = 0.5 is out of range; allowed: 1 to 86400");
   CHECK(error_of([](auto& x) {

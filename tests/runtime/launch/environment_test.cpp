@@ -217,7 +217,7 @@ TEST_CASE("Open MPI and Slurm name rank, size and job",
   auto z = read_with(slurm);
   CHECK(z.rendezvous_address == "fd00::7");
   CHECK(z.rendezvous_port == 29400);
-  // A program that the batch script starts without srun is no rank.
+  // A program that the batch script starts without srun is not a rank.
   slurm["SLURM_STEP_ID"] = "4294967291";
   with_variables scope{slurm};
   CHECK_FALSE(read_rank_environment());

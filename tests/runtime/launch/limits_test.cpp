@@ -88,7 +88,7 @@ TEST_CASE("too few descriptors are an error before anything starts",
     return refusal(2);
   });
   CHECK_THAT(told, ContainsSubstring("ulimit -n") && ContainsSubstring("is 20")
-                     && ContainsSubstring("2 ranks wants 48"));
+                     && ContainsSubstring("2 ranks needs 48"));
   CHECK(refusal(2) == "no error");
 }
 
@@ -159,7 +159,7 @@ TEST_CASE("shared memory is used where it has room for all ranks",
   auto why = no_room_for_shared_memory("/tmp", uint64_t{1} << 40);
   REQUIRE(why);
   CHECK_THAT(*why, ContainsSubstring("/tmp has")
-                     && ContainsSubstring("ranks of this machine want"));
+                     && ContainsSubstring("ranks of this machine need"));
   CHECK(no_room_for_shared_memory("/nonexistent", 1)
         == "there is no /nonexistent");
 }

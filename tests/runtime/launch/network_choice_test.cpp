@@ -69,8 +69,9 @@ TEST_CASE("an address that others reach wants trust and keys",
                && !ContainsSubstring("transport.keys"));
 }
 
-TEST_CASE("an interface that rank 0 is to tell is no loopback either",
-          "[runtime][launch]") {
+TEST_CASE(
+  "an interface that rank 0 is to tell is not the loopback interface either",
+  "[runtime][launch]") {
   session_config config;
   config.interface = "eth7";
   CHECK_THAT(refusal(rank_of_two(0, "127.0.0.1", 0), config),

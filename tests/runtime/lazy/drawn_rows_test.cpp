@@ -41,7 +41,7 @@ TEST_CASE("pieces of a tensor have the numbers of the whole",
   auto type = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
   auto normal = GENERATE(true, false);
   // The last piece ends within 16 numbers; it would have fewer than 16; rows
-  // are no multiples of 16; they are larger than a piece; all is one piece.
+  // are not multiples of 16; they are larger than a piece; all is one piece.
   auto of = GENERATE(sizes{2 * most + 35}, sizes{most + 4}, sizes{1100, 7, 19},
                      sizes{40, most + 1}, sizes{50, 70});
   CAPTURE(type, normal, of);

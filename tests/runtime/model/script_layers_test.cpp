@@ -139,7 +139,7 @@ TEST_CASE("a layer of an exported RoBERTa is read from its code",
   CHECK(x.output_norm.name == "output.LayerNorm");
 }
 
-TEST_CASE("code that is no layer's is refused whatever its class is called",
+TEST_CASE("code that is not a layer's is refused whatever its class is called",
           "[runtime][model][tensor_parallel]") {
   CHECK_THAT(doubt_of("def forward(self, x, mask):\n  return x + mask\n"),
              ContainsSubstring("a half does not end with a linear"));

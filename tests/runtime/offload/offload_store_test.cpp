@@ -352,7 +352,7 @@ TEST_CASE("a full disk is told once, with the way out", "[runtime][R57]") {
   REQUIRE(warnings.size() == 1);
   CHECK_THAT(warnings[0],
              StartsWith("no room in 'DIR' for more activations (No space left")
-               && ContainsSubstring("8192 bytes more were wanted")
+               && ContainsSubstring("8192 bytes more were needed")
                && ContainsSubstring("stays in memory")
                && ContainsSubstring("smp.offload_dir"));
 }

@@ -316,9 +316,9 @@ TEST_CASE("requests that no correct rank sends are refused",
   set_tripling(rank);
   auto asked = tripled(at::ones({2}));
   std::string why;
-  SECTION("arguments that are no tuple") {
+  SECTION("arguments that are not a tuple") {
     asked.arguments = value::tensor(0);
-    why = "no tuple";
+    why = "not a tuple";
   }
   SECTION("an argument without a tensor") {
     asked.arguments = value::tuple({value::tensor(1)});

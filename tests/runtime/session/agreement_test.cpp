@@ -91,7 +91,7 @@ TEST_CASE("what one rank throws that decides, all throw", "[runtime][R33]") {
                  {error_code::user_code,
                   no_rank,
                   {},
-                  "an exception that is no std::exception"});
+                  "an exception that does not derive from std::exception"});
 }
 
 TEST_CASE("what one rank throws while all do something, all throw",
@@ -100,8 +100,9 @@ TEST_CASE("what one rank throws while all do something, all throw",
   check_together([&] { throw error{x}; }, x);
   check_together([] { throw std::runtime_error{"no"}; },
                  {error_code::user_code, rank_id{1}, {}, "no"});
-  check_together([] { throw 7; }, {error_code::user_code,
-                                   rank_id{1},
-                                   {},
-                                   "an exception that is no std::exception"});
+  check_together([] { throw 7; },
+                 {error_code::user_code,
+                  rank_id{1},
+                  {},
+                  "an exception that does not derive from std::exception"});
 }

@@ -147,11 +147,11 @@ TEST_CASE_METHOD(fixture, "what takes away all, or nothing, is an error",
                  "[runtime][R52]") {
   CHECK_THAT(refusal({"seen", "!seen"}),
              ContainsSubstring("activation_checkpointing.modules: 'seen' "
-                               "cannot be computed again: \"!seen\" leaves out "
+                               "cannot be computed again: \"!seen\" excludes "
                                "'seen'"));
   CHECK_THAT(refusal({"body", "!body.*"}),
-             ContainsSubstring("'body' cannot be computed again: all that is "
-                               "in it is left out"));
+             ContainsSubstring("'body' cannot be computed again: everything in "
+                               "it is excluded"));
   CHECK_THAT(refusal({"body", "!seen"}),
              ContainsSubstring("activation_checkpointing.modules: \"!seen\" "
                                "takes nothing away"));

@@ -14,7 +14,7 @@
 
 // Modules with a buffer that stays as it is, such as a table of frequencies:
 // their microbatches keep an order in the first training step only (R19), so
-// that it is no step like the others (R33).
+// that it is not a step like the others (R33).
 
 using namespace smp;
 using namespace smp::test;

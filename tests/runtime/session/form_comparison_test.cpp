@@ -37,7 +37,7 @@ TEST_CASE("ranks with arguments of other forms are named with both",
           "[runtime][tensor_parallel][R62]") {
   CHECK(refused(0, 0) == "no error"); // of the same hash
   CHECK(refused(5, 9)
-        == "ranks that share modules want batches of the same sizes, but a "
+        == "ranks that share modules need batches of the same sizes, but a "
            "microbatch has as tensor 0 float32[4, 8] on rank 3 and "
            "float32[4, 9] on rank 5");
 }
@@ -49,6 +49,6 @@ TEST_CASE("a rank that tells forms of no arguments is named",
   // Past the end of what was told, and so far that the end wraps around.
   CHECK(refused(3, -2) == "rank 5: malformed forms of arguments: -2 at 3");
   CHECK(refused(3, std::numeric_limits<int64_t>::max())
-        == "ranks that share modules want batches of the same sizes, but a "
+        == "ranks that share modules need batches of the same sizes, but a "
            "microbatch has tensors of other sizes on rank 3 than on rank 5");
 }

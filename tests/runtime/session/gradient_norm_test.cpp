@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-// The norm of all gradients, and with it what clipping makes of them, is no
-// question of which rank has which: measured times decide that, and differ from
+// The norm of all gradients, and with it what clipping makes of them, does not
+// depend on which rank has which: measured times decide that, and differ from
 // run to run.
 
 using namespace smp;

@@ -27,7 +27,8 @@ namespace {
 constexpr int64_t width = 128;
 constexpr uint64_t tensor_bytes = width * width * sizeof(float);
 
-/// A layer whose results are no tuple: two tensors, the second half as large.
+/// A layer whose results are not a tuple: two tensors, the second half as
+/// large.
 struct listed_impl : torch::nn::Module {
   listed_impl() {
     register_module("layer", layer);

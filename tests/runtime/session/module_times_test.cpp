@@ -10,7 +10,7 @@
 using namespace smp;
 using namespace smp::test;
 
-TEST_CASE("Times are written for names that are no UTF-8, too",
+TEST_CASE("Times are written for names that are not UTF-8, too",
           "[runtime][session]") {
   model_info model(2);
   model[0].type = "net";

@@ -133,7 +133,7 @@ optimizer_ptr sgd(std::vector<Tensor> xs, double lr = 0.1) {
 
 } // namespace
 
-TEST_CASE("an optimizer over what is no parameter of the model is refused",
+TEST_CASE("an optimizer over what is not a parameter of the model is refused",
           "[runtime][optimizer][R60]") {
   auto x = GENERATE(grid{}, grid{2, 1}, grid{1, 2}, grid{2, 2, true});
   check_told(
@@ -143,16 +143,16 @@ TEST_CASE("an optimizer over what is no parameter of the model is refused",
       all.push_back(torch::zeros({5, 7}, torch::requires_grad()));
       return sgd(all);
     },
-    {"group 0", "no parameter of the distributed model", "Float [5, 7]"});
+    {"group 0", "not a parameter of the distributed model", "Float [5, 7]"});
   check_told(x,
              [](auto&, uint64_t) {
                // Of another model that is the same.
                return sgd(checked_net {} -> parameters());
              },
-             {"no parameter of the distributed model", "number 0"});
+             {"not a parameter of the distributed model", "number 0"});
   auto alone = grid{1, x.replicas};
   check_told(alone, [](auto& model, uint64_t) { return sgd({model.mask}); },
-             {"no parameter of the distributed model", "its buffer 'mask'"});
+             {"not a parameter of the distributed model", "its buffer 'mask'"});
 }
 
 TEST_CASE("replicas whose optimizers differ are told how",
@@ -455,7 +455,7 @@ TEST_CASE("a module that is called but not registered is told once",
   auto told = content_of(dir.path / "stderr");
   CAPTURE(told);
   CHECK(count_of(told,
-                 "the step calls a torch::nn::LinearImpl that is no part "
+                 "the step calls a torch::nn::LinearImpl that is not part "
                  "of the model, so smp does not train its parameters: "
                  "register_module")
         == 1);

@@ -248,6 +248,7 @@ TEST_CASE("a scope refuses types of integers and a deviation below 0",
               scope cut{x, 0, {.initializer_range = -1}};
             })};
   });
-  CHECK_THAT(told.at(0), ContainsSubstring("dtype is no floating-point type"));
+  CHECK_THAT(told.at(0),
+             ContainsSubstring("dtype is not a floating-point type"));
   CHECK_THAT(told.at(1), ContainsSubstring("allowed: 0 or more"));
 }

@@ -355,7 +355,7 @@ TEST_CASE("peers with batches of different sizes get an error that says so",
     });
   REQUIRE(x.errors.size() == 2);
   for (auto& e : x.errors)
-    CHECK_THAT(e, ContainsSubstring("want batches of the same sizes, but a "
+    CHECK_THAT(e, ContainsSubstring("need batches of the same sizes, but a "
                                     "microbatch has as tensor 0 float32[2, 8] "
                                     "on rank 0 and float32[1, 8] on rank 1"));
 }

@@ -186,17 +186,16 @@ TEST_CASE("a layer is not shared as a whole if a part of it is left out",
                  && !ContainsSubstring("\nAttentionLayer shared"));
     CHECK_THAT(in_one_line(text),
                ContainsSubstring("TransformerLayer not shared, as "
-                                 "'second.attention' in it is not to be "
-                                 "shared: "
+                                 "'second.attention' in it is excluded: "
                                  + why + ": second"));
   };
   check(train("memory", [](auto&) {}, {"*", "!second.attention"}),
-        "\"!second.attention\" in tensor_parallel.modules leaves it out");
+        "\"!second.attention\" in tensor_parallel.modules excludes it");
   check(train("memory",
               [](stack_impl& x) {
                 set_tensor_parallelism(*x.second->attention, false);
               }),
-        "code says so");
+        "the program says so");
 }
 
 TEST_CASE("another word than speed or memory is an error at once",

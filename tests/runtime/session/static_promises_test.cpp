@@ -315,7 +315,7 @@ TEST_CASE("what another step than the record does with promises is named",
   auto [what, text] = GENERATE(table<change, const char*>(
     {{change::number,
       "calls 'part0', forward, on rank 1, and goes on, this "
-      "step the same, but what is no tensor (numbers, flags"},
+      "step the same, but what is not a tensor (numbers, flags"},
      {change::shape,
       "calls 'part2', forward, on rank 1, and goes on, this "
       "step the same, but tensor 0 is [1, 4] of"},

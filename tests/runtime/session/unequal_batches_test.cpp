@@ -125,7 +125,7 @@ TEST_CASE("peers with batches of other sizes hear which tensor is meant",
   auto all = failures<shared_net>(labels, pipeline);
   REQUIRE(all.size() == 2 * pipeline);
   for (auto& why : all)
-    CHECK_THAT(why, ContainsSubstring("ranks that share modules want batches "
+    CHECK_THAT(why, ContainsSubstring("ranks that share modules need batches "
                                       "of the same sizes, but a microbatch has "
                                       "as tensor 2 float64[3, 3, 1] on rank 0 "
                                       "and float64[1, 3, 1] on rank 1"));

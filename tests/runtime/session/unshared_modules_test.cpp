@@ -167,8 +167,8 @@ TEST_CASE("ranks that share nothing are warned of it",
   CHECK_THAT(text_of_convolution({"0"}),
              ContainsSubstring("warning: nothing is shared, so the 2 ranks of "
                                "each tensor-parallel group train as replicas, "
-                               "each with a whole model; what is said below of "
-                               "modules tells why\n")
+                               "each with a whole model; the reasons are "
+                               "below\n")
                && ContainsSubstring("Conv2d not shared"));
   CHECK_THAT(text_of_convolution({}),
              ContainsSubstring("; name modules in tensor_parallel.modules, or "

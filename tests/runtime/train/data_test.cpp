@@ -117,7 +117,7 @@ TEST_CASE("A text that cannot be used is refused by name", "[runtime][data]") {
   fs::remove(empty.path());
   REQUIRE(::mkfifo(empty.path().c_str(), 0600) == 0);
   CHECK_THAT(message_of([&] { smp::text{empty.path()}; }),
-             ContainsSubstring(empty.path() + ": is no regular file"));
+             ContainsSubstring(empty.path() + ": is not a regular file"));
 }
 
 TEST_CASE("A text shorter than a sequence is refused with the sizes",
@@ -412,7 +412,7 @@ TEST_CASE("A fixed batch has the file's tensors by number, afresh each time",
   }
 }
 
-TEST_CASE("A file that is no batch is refused with tensor and reason",
+TEST_CASE("A file that is not a batch is refused with tensor and reason",
           "[runtime][data]") {
   auto refused = [](const smp::named_tensors& xs) {
     tensor_file file{xs};

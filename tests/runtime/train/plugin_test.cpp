@@ -100,7 +100,7 @@ TEST_CASE("A plug-in that cannot be used is refused with the way out",
   CHECK_THAT(message_of(path, "two_towers", {{"width", "many"}}),
              ContainsSubstring("model.options.width = many is not an integer"));
   CHECK_THAT(message_of(path, "two_towers", {{"depth", "3"}}),
-             ContainsSubstring("model.options.depth is no option of this "
+             ContainsSubstring("model.options.depth is not an option of this "
                                "model; it has: width"));
 }
 

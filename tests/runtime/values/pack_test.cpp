@@ -413,11 +413,11 @@ TEST_CASE("types that bytes make up are refused") {
   using type = c10::IValue;
   auto one = value::of(int64_t{1});
   CHECK_THROWS_WITH(read_as<type>(value::list({}, "List[nonsense]")),
-                    ContainsSubstring("is no TorchScript type"));
+                    ContainsSubstring("is not a TorchScript type"));
   CHECK_THROWS_WITH(read_as<type>(value::list({}, "int")),
-                    ContainsSubstring("is no list type"));
+                    ContainsSubstring("is not a list type"));
   CHECK_THROWS_WITH(read_as<type>(value::dict({}, "List[int]")),
-                    ContainsSubstring("is no dict type"));
+                    ContainsSubstring("is not a dict type"));
   CHECK_THROWS_WITH(read_as<type>(value::list({}, std::string(300, '('))),
                     ContainsSubstring("300 characters"));
   CHECK_THROWS_AS(read_as<type>(value::list({}, std::string(256, '('))), error);

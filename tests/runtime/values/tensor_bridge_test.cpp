@@ -223,7 +223,7 @@ TEST_CASE("reading a lazily cloned tensor leaves it lazy") {
   CHECK_FALSE(at::equal(x, clone));
 }
 
-TEST_CASE("tensors that are no plain memory are refused by name") {
+TEST_CASE("tensors that are not plain memory are refused by name") {
   CHECK(refusal(at::Tensor{})
         == "an undefined tensor cannot be sent to another rank");
   CHECK(refusal(at::eye(3).to_sparse())

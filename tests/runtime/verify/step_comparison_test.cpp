@@ -322,7 +322,7 @@ TEST_CASE("A finding reads well", "[runtime][verify]") {
                                "from the record); the first"));
 }
 
-TEST_CASE("A finding about a name that is no UTF-8 is written, too",
+TEST_CASE("A finding about a name that is not UTF-8 is written, too",
           "[runtime][verify]") {
   finding x;
   x.module = "caf\xe9"; // Latin-1

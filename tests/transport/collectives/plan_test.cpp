@@ -266,7 +266,7 @@ TEST_CASE("a call that can never work is refused before it begins",
   x.what.kind = collective_kind::all_to_all;
   x.what.rows = {1, 2, 3};
   CHECK_THAT(text_of(x, 0), Catch::Matchers::EndsWith(
-                              "3 numbers of rows each way are wanted"));
+                              "3 numbers of rows each way are expected"));
   x.rows_taken = {1, 1, 1};
   CHECK(text_of(x, 0) == "no error");
 }

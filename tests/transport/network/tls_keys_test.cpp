@@ -87,7 +87,7 @@ TEST_CASE_METHOD(keys_dir, "keys that others can read are refused by name",
   }
 }
 
-TEST_CASE_METHOD(keys_dir, "what is no key is refused by name",
+TEST_CASE_METHOD(keys_dir, "what is not a key is refused by name",
                  "[transport][tls]") {
   for (auto file : {"ca.pem", "rank.pem", "rank.key"}) {
     auto before = content_of(dir + '/' + file);
@@ -110,7 +110,7 @@ TEST_CASE_METHOD(keys_dir, "a pipe among the keys is refused, not awaited",
     auto before = content_of(path);
     std::filesystem::remove(path);
     REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
-    CHECK_THAT(refusal(), ContainsSubstring(path + ": is no regular file"));
+    CHECK_THAT(refusal(), ContainsSubstring(path + ": is not a regular file"));
     std::filesystem::remove(path);
     write("keys/" + std::string{file}, before);
     set_mode("/" + std::string{file}, 0600);

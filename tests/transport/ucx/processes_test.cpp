@@ -216,7 +216,7 @@ TEST_CASE("a rank that says something and leaves at once is heard",
   }
 }
 
-TEST_CASE("a rank that leaves in order is no loss", "[transport][ucx]") {
+TEST_CASE("a rank that leaves in order is not a loss", "[transport][ucx]") {
   auto kind = GENERATE(as<std::string>{}, "shm", "sysv", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};

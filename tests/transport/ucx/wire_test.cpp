@@ -36,7 +36,7 @@ std::vector<std::byte> header_bytes(const unit_header& x) {
   return result;
 }
 
-/// @returns why `bytes` are no description, or "no error".
+/// @returns why `bytes` are not a description, or "no error".
 std::string refusal(std::span<const std::byte> bytes) {
   block_pool pool{0};
   return error_of([&] { read_description(bytes, pool); }, error_code::protocol);

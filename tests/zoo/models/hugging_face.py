@@ -60,7 +60,7 @@ def hf_bert():
 
 @model("hf_roberta", traced=True)
 def hf_roberta():
-    """Four heads, as four ranks may share a layer; it counts the places of what is no padding."""
+    """Four heads, as four ranks may share a layer; it counts the places of what is not padding."""
     config = RobertaConfig(
         vocab_size=WORDS, max_position_embeddings=10, hidden_size=WIDTH, num_hidden_layers=3, num_attention_heads=4,
         intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=1,
