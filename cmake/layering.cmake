@@ -27,7 +27,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   # what is kept of a step, and what others see of a rank.
   "actors/[a-z]*/(node|executor|execution_token|microbatch_sequencer)\\.hpp"
   "actors/[a-z]*/(request|request_number|result_name|user_schedule)\\.hpp"
-  "actors/[a-z]*/(record_book|computed_order)\\.hpp"
+  "actors/[a-z]*/(record_book|computed_order|step_flow)\\.hpp"
   "actors/[a-z]*/(rank_board|call_slot|counting_fabric|comm_fabric|message_priority)\\.hpp"
   "actors/[a-z]*/(membership|supervisor_link)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|node_status)\\.hpp")

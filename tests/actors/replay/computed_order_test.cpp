@@ -2,6 +2,7 @@
 
 #include "actors/protocol/result_name.hpp"
 #include "actors/replay/computed_order.hpp"
+#include "actors/replay/step_flow.hpp"
 #include "partition/promised_order.hpp"
 #include "tests/support/actor_world.hpp"
 #include "transport/bytes.hpp"

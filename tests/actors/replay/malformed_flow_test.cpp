@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/replay/computed_order.hpp"
+#include "actors/replay/step_flow.hpp"
 #include "tests/support/error_of.hpp"
 
 #include <vector>
@@ -49,8 +50,8 @@ TEST_CASE("a flow that no rank has names the rank that told it",
   SECTION("a grant that nobody gives") {
     y.calls[1].kind = call_kind::grant;
     CHECK(refused()
-          == "rank 2: malformed flow: an execution that is not a step body waits "
-             "for a grant");
+          == "rank 2: malformed flow: an execution that is not a step body "
+             "waits for a grant");
   }
 }
 
