@@ -157,33 +157,34 @@ void checkpoint_loader::check_model(const distributed_model_base& model) const {
   mistakes mistyped{"of another type"};
   std::set<const saved_tensor*> known;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
-    auto& t = tensors[i];
-    if (t.is_attribute || !t.tensor.defined())
+    auto& walked = tensors[i];
+    if (walked.is_attribute || !walked.tensor.defined())
       continue;
-    auto& name = t.names.front();
-    auto* x = find(t.is_buffer ? tensor_role::buffer : tensor_role::parameter,
-                   name);
-    if (!x) {
+    auto& name = walked.names.front();
+    auto* saved = find(
+      walked.is_buffer ? tensor_role::buffer : tensor_role::parameter, name);
+    if (!saved) {
       missing.add(name);
       continue;
     }
-    known.insert(x);
+    known.insert(saved);
     auto mine = whole_sizes(map, i);
-    auto dtype = dtype_in_file(t.tensor.scalar_type());
-    if (at::IntArrayRef{x->shape} != mine)
-      misshapen.add(name, ": " + shape_text(x->shape) + " instead of "
+    auto dtype = dtype_in_file(walked.tensor.scalar_type());
+    if (at::IntArrayRef{saved->shape} != mine)
+      misshapen.add(name, ": " + shape_text(saved->shape) + " instead of "
                             + shape_text(mine));
-    else if (x->dtype != dtype)
-      mistyped.add(name, ": " + x->dtype + " instead of " + dtype
+    else if (saved->dtype != dtype)
+      mistyped.add(name, ": " + saved->dtype + " instead of " + dtype
                            + ", see smp.bf16_params and smp.fp16_params");
   }
-  for (auto& x : manifest_.tensors)
-    if ((x.role == tensor_role::parameter || x.role == tensor_role::buffer)
-        && !known.contains(&x))
-      unknown.add(x.name);
+  for (auto& saved : manifest_.tensors)
+    if ((saved.role == tensor_role::parameter
+         || saved.role == tensor_role::buffer)
+        && !known.contains(&saved))
+      unknown.add(saved.name);
   std::string text;
-  for (auto* x : {&missing, &unknown, &misshapen, &mistyped})
-    x->describe(text);
+  for (auto* names : {&missing, &unknown, &misshapen, &mistyped})
+    names->describe(text);
   if (!text.empty())
     fail("it is of another model: " + text + "; nothing was loaded");
 }
@@ -204,19 +205,20 @@ void checkpoint_loader::check_optimizers(
         fmt::format("it is of the optimizer {}, this one is {}; nothing was "
                     "loaded",
                     saved[i].type, type));
-    if (auto n = inner.param_groups().size(); saved[i].groups.size() != n)
+    if (auto groups = inner.param_groups().size();
+        saved[i].groups.size() != groups)
       fail(
         fmt::format("its optimizer has {} groups, this one {}; nothing was "
                     "loaded",
-                    saved[i].groups.size(), n));
+                    saved[i].groups.size(), groups));
   }
-  for (auto& x : group_members(model, optimizers)) {
-    auto& members = saved[x.optimizer].members;
-    auto found = members.find(x.parameter);
-    if (found == members.end() || found->second != x.group)
+  for (auto& member : group_members(model, optimizers)) {
+    auto& members = saved[member.optimizer].members;
+    auto found = members.find(member.parameter);
+    if (found == members.end() || found->second != member.group)
       fail(fmt::format(
         "'{}' is in group {} of the optimizer, there {}; nothing was loaded",
-        x.parameter, x.group,
+        member.parameter, member.group,
         found == members.end() ? "in none"
                                : fmt::format("in group {}", found->second)));
   }
@@ -228,24 +230,26 @@ void checkpoint_loader::check_states(
   auto& map = model.state().map();
   auto& tensors = map.model().tensors;
   mistakes misshapen{"of another shape"};
-  for (size_t k = 0; k < optimizers.size(); ++k) {
-    auto fields = state_fields(optimizers[k]->inner());
+  for (size_t number = 0; number < optimizers.size(); ++number) {
+    auto fields = state_fields(optimizers[number]->inner());
     fields.push_back({master_field, false});
     fields.push_back({average_field, false});
     for (uint32_t i = 0; i < tensors.size(); ++i) {
-      auto& t = tensors[i];
-      if (t.is_buffer || t.is_attribute || !t.tensor.defined())
+      auto& walked = tensors[i];
+      if (walked.is_buffer || walked.is_attribute || !walked.tensor.defined())
         continue;
       for (auto& field : fields) {
-        auto* x = find(tensor_role::optimizer,
-                       state_name(k, field.name, t.names.front()));
+        auto* saved = find(
+          tensor_role::optimizer,
+          state_name(number, field.name, walked.names.front()));
         auto wanted = field.is_count ? at::IntArrayRef{} : whole_sizes(map, i);
-        if (x && at::IntArrayRef{x->shape} != wanted)
-          misshapen.add(x->name, ": " + shape_text(x->shape) + " instead of "
-                                   + shape_text(wanted)
-                                   + (x->pieces.empty()
-                                        ? std::string{}
-                                        : " in " + x->pieces.front().file));
+        if (saved && at::IntArrayRef{saved->shape} != wanted)
+          misshapen.add(saved->name,
+                        ": " + shape_text(saved->shape) + " instead of "
+                          + shape_text(wanted)
+                          + (saved->pieces.empty()
+                               ? std::string{}
+                               : " in " + saved->pieces.front().file));
       }
     }
   }
@@ -256,35 +260,37 @@ void checkpoint_loader::check_states(
          + "; nothing was loaded");
 }
 
-void checkpoint_loader::check_file(const saved_file& x) const {
-  auto path = (fs::path{folder_} / x.name).string();
-  file_errors e{"read", path};
+void checkpoint_loader::check_file(const saved_file& saved) const {
+  auto path = (fs::path{folder_} / saved.name).string();
+  file_errors errors{"read", path};
   std::error_code why;
   if (auto size = fs::file_size(path, why); why)
-    e.fail(why.message());
-  else if (size != x.bytes)
-    e.fail(fmt::format("it has {} bytes, but {} were written", size, x.bytes));
+    errors.fail(why.message());
+  else if (size != saved.bytes)
+    errors.fail(
+      fmt::format("it has {} bytes, but {} were written", size, saved.bytes));
   safetensors_reader file{path};
   std::map<std::string, std::pair<const saved_tensor*, const tensor_piece*>>
     pieces;
-  for (auto& t : manifest_.tensors)
-    for (auto& piece : t.pieces)
-      if (piece.file == x.name)
-        pieces.emplace(t.name + piece.part, std::pair{&t, &piece});
+  for (auto& tensor : manifest_.tensors)
+    for (auto& piece : tensor.pieces)
+      if (piece.file == saved.name)
+        pieces.emplace(tensor.name + piece.part, std::pair{&tensor, &piece});
   for (auto& [name, wanted] : pieces) {
     auto& [tensor, piece] = wanted;
-    auto i = file.find(name);
-    if (!i)
-      e.fail("tensor \"" + name + "\" is missing");
-    auto& found = file.tensors()[*i];
+    auto index = file.find(name);
+    if (!index)
+      errors.fail("tensor \"" + name + "\" is missing");
+    auto& found = file.tensors()[*index];
     if (found.shape != piece->sizes
         || dtype_in_file(found.dtype) != tensor->dtype)
-      e.fail("tensor \"" + name + "\" has another shape or type than "
-             + manifest_path(folder_) + " says");
-    auto bytes = file.read(*i);
+      errors.fail("tensor \"" + name + "\" has another shape or type than "
+                  + manifest_path(folder_) + " says");
+    auto bytes = file.read(*index);
     if (checksum(bytes.const_data_ptr(), bytes.nbytes()) != piece->checksum)
-      e.fail("the bytes of tensor \"" + name
-             + "\" are not those that were written: their checksum differs");
+      errors.fail(
+        "the bytes of tensor \"" + name
+        + "\" are not those that were written: their checksum differs");
   }
 }
 
@@ -301,16 +307,16 @@ void checkpoint_loader::adopt_partition(
     return;
   // A pin also applies to descendants, unless they are pinned otherwise.
   std::vector<std::optional<uint64_t>> wanted;
-  for (auto& m : walked.modules) {
+  for (auto& module : walked.modules) {
     auto& mine = wanted.emplace_back();
     if (wanted.size() > 1)
-      mine = wanted[m.parent];
-    for (auto* hook : m.hooks)
+      mine = wanted[module.parent];
+    for (auto* hook : module.hooks)
       if (hook->pinned)
         mine = *hook->pinned;
-    if (auto pin = pins.find(m.identity()); pin != pins.end())
+    if (auto pin = pins.find(module.identity()); pin != pins.end())
       mine = pin->second;
-    auto saved = manifest_.partition.find(m.names.front());
+    auto saved = manifest_.partition.find(module.names.front());
     if (saved == manifest_.partition.end() || (mine && *mine != saved->second))
       return;
   }
@@ -346,15 +352,17 @@ void checkpoint_loader::load_parts(
   auto replica = rank_.layout().rank(comm_group::dp, rank_.self());
   auto& tensors = map.model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
-    auto& t = tensors[i];
-    if (!map.owned(i) || t.is_attribute || !t.tensor.defined())
+    auto& walked = tensors[i];
+    if (!map.owned(i) || walked.is_attribute || !walked.tensor.defined())
       continue;
-    auto role = t.is_buffer ? tensor_role::buffer : tensor_role::parameter;
+    auto role = walked.is_buffer ? tensor_role::buffer : tensor_role::parameter;
     auto* slice = map.slice(i);
-    auto x = t.tensor; // a handle of the same tensor
-    x.copy_(read(*find(role, t.names.front()), slice, nullptr, replica, x));
-    for (size_t k = 0; k < optimizers.size() && !t.is_buffer; ++k)
-      load_state(*optimizers[k], k, t, slice);
+    auto values = walked.tensor; // a handle of the same tensor
+    values.copy_(
+      read(*find(role, walked.names.front()), slice, nullptr, replica, values));
+    for (size_t number = 0; number < optimizers.size() && !walked.is_buffer;
+         ++number)
+      load_state(*optimizers[number], number, walked, slice);
   }
   auto* random = find(tensor_role::random, random_name(rank_.self().value));
   if (!random)
@@ -362,10 +370,11 @@ void checkpoint_loader::load_parts(
   if (random)
     set_random_state(read(*random, nullptr, nullptr, 0, {}));
   rank_.counters().drawn_step = manifest_.drawn_steps;
-  for (size_t k = 0; k < optimizers.size(); ++k)
-    if (auto& saved = manifest_.optimizers[k].loss_scale;
-        saved && optimizers[k]->own_scaler())
-      optimizers[k]->own_scaler()->restore(saved->value, saved->good_steps);
+  for (size_t number = 0; number < optimizers.size(); ++number)
+    if (auto& saved = manifest_.optimizers[number].loss_scale;
+        saved && optimizers[number]->own_scaler())
+      optimizers[number]->own_scaler()->restore(saved->value,
+                                                saved->good_steps);
 }
 
 void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
@@ -388,12 +397,12 @@ void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
 
 void checkpoint_loader::load_options(
   const std::vector<distributed_optimizer*>& optimizers) const {
-  for (size_t i = 0; i < optimizers.size(); ++i) {
-    auto& inner = optimizers[i]->inner();
+  for (size_t number = 0; number < optimizers.size(); ++number) {
+    auto& inner = optimizers[number]->inner();
     auto& groups = inner.param_groups();
-    for (size_t k = 0; k < groups.size(); ++k)
-      set_options(inner, groups[k].options(),
-                  manifest_.optimizers[i].groups[k]);
+    for (size_t group = 0; group < groups.size(); ++group)
+      set_options(inner, groups[group].options(),
+                  manifest_.optimizers[number].groups[group]);
   }
 }
 

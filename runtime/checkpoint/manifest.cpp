@@ -33,23 +33,25 @@ using tensor_key = std::pair<tensor_role, std::string>;
 
 } // namespace
 
-void checkpoint_manifest::add(const std::vector<saved_tensor>& xs) {
+void checkpoint_manifest::add(const std::vector<saved_tensor>& added) {
   std::map<tensor_key, size_t> positions;
-  for (size_t i = 0; i < tensors.size(); ++i)
-    positions.emplace(tensor_key{tensors[i].role, tensors[i].name}, i);
-  for (auto& x : xs) {
-    auto [i, fresh] = positions.emplace(tensor_key{x.role, x.name},
-                                        tensors.size());
+  for (size_t position = 0; position < tensors.size(); ++position)
+    positions.emplace(
+      tensor_key{tensors[position].role, tensors[position].name}, position);
+  for (auto& tensor : added) {
+    auto [position, fresh] = positions.emplace(
+      tensor_key{tensor.role, tensor.name}, tensors.size());
     if (fresh) {
-      tensors.push_back(x);
+      tensors.push_back(tensor);
       continue;
     }
-    auto& y = tensors[i->second];
-    if (y.dtype != x.dtype || y.shape != x.shape)
-      throw error{
-        error_code::internal,
-        fmt::format("ranks have '{}' in different types or shapes", x.name)};
-    y.pieces.insert(y.pieces.end(), x.pieces.begin(), x.pieces.end());
+    auto& known = tensors[position->second];
+    if (known.dtype != tensor.dtype || known.shape != tensor.shape)
+      throw error{error_code::internal,
+                  fmt::format("ranks have '{}' in different types or shapes",
+                              tensor.name)};
+    known.pieces.insert(known.pieces.end(), tensor.pieces.begin(),
+                        tensor.pieces.end());
   }
 }
 
@@ -87,30 +89,31 @@ json to_json_object(const saved_tensor& x) {
           {"pieces", std::move(pieces)}};
 }
 
-json content_of(const checkpoint_manifest& x) {
-  json result{
-    {"step", x.step},
-    {"grid",
-     {{"pipeline", x.pipeline}, {"tensor", x.tensor}, {"ranks", x.ranks}}},
-    {"drawn_steps", x.drawn_steps},
-    {"settings", x.settings},
-    {"user_content", x.user_content},
-    {"partition", x.partition},
-    {"optimizers", json::array()},
-    {"files", json::array()},
-    {"tensors", json::array()}};
-  for (auto& y : x.optimizers) {
-    auto& saved = result["optimizers"].emplace_back(
-      json{{"type", y.type}, {"groups", y.groups}, {"members", y.members}});
-    if (y.loss_scale)
-      saved["loss_scale"] = {{"value", y.loss_scale->value},
-                             {"good_steps", y.loss_scale->good_steps}};
+json content_of(const checkpoint_manifest& manifest) {
+  json result{{"step", manifest.step},
+              {"grid",
+               {{"pipeline", manifest.pipeline},
+                {"tensor", manifest.tensor},
+                {"ranks", manifest.ranks}}},
+              {"drawn_steps", manifest.drawn_steps},
+              {"settings", manifest.settings},
+              {"user_content", manifest.user_content},
+              {"partition", manifest.partition},
+              {"optimizers", json::array()},
+              {"files", json::array()},
+              {"tensors", json::array()}};
+  for (auto& item : manifest.optimizers) {
+    auto& saved = result["optimizers"].emplace_back(json{
+      {"type", item.type}, {"groups", item.groups}, {"members", item.members}});
+    if (item.loss_scale)
+      saved["loss_scale"] = {{"value", item.loss_scale->value},
+                             {"good_steps", item.loss_scale->good_steps}};
   }
-  for (auto& y : x.files)
+  for (auto& item : manifest.files)
     result["files"].push_back(
-      {{"name", y.name}, {"bytes", y.bytes}, {"rank", y.rank}});
-  for (auto& y : x.tensors)
-    result["tensors"].push_back(to_json_object(y));
+      {{"name", item.name}, {"bytes", item.bytes}, {"rank", item.rank}});
+  for (auto& item : manifest.tensors)
+    result["tensors"].push_back(to_json_object(item));
   return result;
 }
 
@@ -292,60 +295,61 @@ private:
     return x.count();
   }
 
-  checkpoint_manifest read(const manifest_value& x) {
+  checkpoint_manifest read(const manifest_value& content) {
     checkpoint_manifest result;
-    result.step = x.at("step").count();
-    auto grid = x.at("grid");
+    result.step = content.at("step").count();
+    auto grid = content.at("grid");
     result.pipeline = grid.at("pipeline").count();
     result.tensor = grid.at("tensor").count();
     result.ranks = grid.at("ranks").count();
-    result.drawn_steps = x.at("drawn_steps").count();
-    result.settings = x.at("settings").each(text_of);
-    result.user_content = x.at("user_content").each(text_of);
-    result.partition = x.at("partition").each(count_of);
-    for (auto& y : x.at("optimizers").items())
-      result.optimizers.push_back(read_optimizer(y));
-    for (auto& y : x.at("files").items())
-      result.files.push_back(
-        {y.at("name").text(), y.at("bytes").count(), y.at("rank").count()});
-    for (auto& y : result.files)
-      if (y.name.find('/') != std::string::npos
-          || !files_.insert(y.name).second)
-        errors_.fail("file name '" + y.name + "'");
-    for (auto& y : x.at("tensors").items())
-      result.tensors.push_back(read_tensor(y));
+    result.drawn_steps = content.at("drawn_steps").count();
+    result.settings = content.at("settings").each(text_of);
+    result.user_content = content.at("user_content").each(text_of);
+    result.partition = content.at("partition").each(count_of);
+    for (auto& item : content.at("optimizers").items())
+      result.optimizers.push_back(read_optimizer(item));
+    for (auto& item : content.at("files").items())
+      result.files.push_back({item.at("name").text(), item.at("bytes").count(),
+                              item.at("rank").count()});
+    for (auto& item : result.files)
+      if (item.name.find('/') != std::string::npos
+          || !files_.insert(item.name).second)
+        errors_.fail("file name '" + item.name + "'");
+    for (auto& item : content.at("tensors").items())
+      result.tensors.push_back(read_tensor(item));
     return result;
   }
 
-  static saved_optimizer read_optimizer(const manifest_value& x) {
+  static saved_optimizer read_optimizer(const manifest_value& optimizer) {
     saved_optimizer result;
-    result.type = x.at("type").text();
-    for (auto& y : x.at("groups").items())
-      result.groups.push_back(y.each([](auto& z) { return z.number(); }));
-    result.members = x.at("members").each(count_of);
-    if (x.has("loss_scale")) {
-      auto scale = x.at("loss_scale");
+    result.type = optimizer.at("type").text();
+    for (auto& group : optimizer.at("groups").items())
+      result.groups.push_back(
+        group.each([](auto& option) { return option.number(); }));
+    result.members = optimizer.at("members").each(count_of);
+    if (optimizer.has("loss_scale")) {
+      auto scale = optimizer.at("loss_scale");
       result.loss_scale = {scale.at("value").number(),
                            scale.at("good_steps").count()};
     }
     return result;
   }
 
-  saved_tensor read_tensor(const manifest_value& x) {
+  saved_tensor read_tensor(const manifest_value& tensor) {
     saved_tensor result;
-    auto role = x.at("role").text();
-    auto i = std::find(role_names.begin(), role_names.end(), role);
-    if (i == role_names.end())
+    auto role = tensor.at("role").text();
+    auto known = std::find(role_names.begin(), role_names.end(), role);
+    if (known == role_names.end())
       errors_.fail("unknown role \"" + role + "\"");
-    result.role = static_cast<tensor_role>(i - role_names.begin());
-    result.name = x.at("name").text();
-    manifest_value named{x, "tensor \"" + result.name + '"'};
+    result.role = static_cast<tensor_role>(known - role_names.begin());
+    result.name = tensor.at("name").text();
+    manifest_value named{tensor, "tensor \"" + result.name + '"'};
     result.dtype = named.at("dtype").text();
     result.shape = named.at("shape").sizes();
     if (!names_.emplace(result.role, result.name).second)
       errors_.fail("tensor \"" + result.name + "\" stands twice in it");
-    for (auto& y : named.at("pieces").items())
-      result.pieces.push_back(read_piece(y));
+    for (auto& piece : named.at("pieces").items())
+      result.pieces.push_back(read_piece(piece));
     check_pieces(result);
     return result;
   }
@@ -361,25 +365,27 @@ private:
 
   /// Checks that the pieces of each replica fill the tensor. They come from
   /// ranks that divide it, so they do not overlap.
-  void check_pieces(const saved_tensor& x) const {
+  void check_pieces(const saved_tensor& tensor) const {
     auto fail = [&](const std::string& why) {
-      errors_.fail("tensor \"" + x.name + "\": " + why);
+      errors_.fail("tensor \"" + tensor.name + "\": " + why);
     };
     std::map<uint64_t, uint64_t> found{{0, 0}};
-    for (auto& y : x.pieces) {
-      if (!files_.contains(y.file))
-        fail("file '" + y.file + "' is not listed");
-      if (y.begin.size() != x.shape.size() || y.sizes.size() != x.shape.size())
+    for (auto& piece : tensor.pieces) {
+      if (!files_.contains(piece.file))
+        fail("file '" + piece.file + "' is not listed");
+      if (piece.begin.size() != tensor.shape.size()
+          || piece.sizes.size() != tensor.shape.size())
         fail("a piece has another number of axes");
-      for (size_t i = 0; i < x.shape.size(); ++i)
-        if (x.shape[i] < y.sizes[i] || x.shape[i] - y.sizes[i] < y.begin[i])
+      for (size_t axis = 0; axis < tensor.shape.size(); ++axis)
+        if (tensor.shape[axis] < piece.sizes[axis]
+            || tensor.shape[axis] - piece.sizes[axis] < piece.begin[axis])
           fail("a piece leaves it");
-      found[y.replica] += elements(y.sizes);
+      found[piece.replica] += elements(piece.sizes);
     }
     for (auto& [replica, count] : found)
-      if (count != elements(x.shape))
+      if (count != elements(tensor.shape))
         fail(fmt::format("its pieces have {} of {} elements", count,
-                         elements(x.shape)));
+                         elements(tensor.shape)));
   }
 
   static uint64_t elements(const std::vector<int64_t>& shape) {

@@ -129,19 +129,20 @@ offload_store::counts offload_store::status() const {
 
 // -- giving and taking --------------------------------------------------------
 
-offload_store::block_ptr offload_store::block_of(const part& x) {
-  auto* impl = x.memory.unsafeGetStorageImpl();
-  key name{impl, x.offset, x.bytes, x.version};
-  if (auto i = given_.find(name); i != given_.end())
+offload_store::block_ptr offload_store::block_of(const part& range) {
+  auto* impl = range.memory.unsafeGetStorageImpl();
+  key name{impl, range.offset, range.bytes, range.version};
+  if (auto given = given_.find(name); given != given_.end())
     // A new storage may have the address of an old one.
-    if (auto old = i->second.first.lock(); old && old.get() == impl)
-      if (auto result = i->second.second.lock(); result && result->holders > 0)
+    if (auto old = given->second.first.lock(); old && old.get() == impl)
+      if (auto result = given->second.second.lock();
+          result && result->holders > 0)
         return result;
   auto result = std::make_shared<block>();
-  result->memory = x.memory;
-  result->offset = x.offset;
-  result->bytes = x.bytes;
-  auto* begin = static_cast<const char*>(x.memory.data()) + x.offset;
+  result->memory = range.memory;
+  result->offset = range.offset;
+  result->bytes = range.bytes;
+  auto* begin = static_cast<const char*>(range.memory.data()) + range.offset;
   result->misalignment = reinterpret_cast<uintptr_t>(begin) % alignment;
   c10::weak_intrusive_ptr<c10::StorageImpl> same{
     c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl)};

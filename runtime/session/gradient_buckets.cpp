@@ -85,23 +85,25 @@ gradient_buckets::gradient_buckets(const rank_context& rank,
   auto peers = rank.layout().size(comm_group::tp);
   auto& tensors = map.model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
-    auto& t = tensors[i].tensor;
-    if (tensors[i].is_buffer || !map.owned(i) || !t.defined()
-        || !ag::isDifferentiableType(t.scalar_type()))
+    auto& tensor = tensors[i].tensor;
+    if (tensors[i].is_buffer || !map.owned(i) || !tensor.defined()
+        || !ag::isDifferentiableType(tensor.scalar_type()))
       continue;
-    auto& x = *entries_.emplace_back(std::make_unique<entry>());
-    x.position = i;
-    x.parameter = t;
-    x.bytes = t.nbytes();
+    auto& member = *entries_.emplace_back(std::make_unique<entry>());
+    member.position = i;
+    member.parameter = tensor;
+    member.bytes = tensor.nbytes();
     if (auto* slice = map.slice(i)) {
-      x.over = comm_group::rdp;
-      x.bytes = t.element_size();
-      for (auto n : slice->whole)
-        x.bytes *= static_cast<uint64_t>(n);
+      member.over = comm_group::rdp;
+      member.bytes = tensor.element_size();
+      for (auto size : slice->whole)
+        member.bytes *= static_cast<uint64_t>(size);
       if (map.is_scaled_batch(i))
-        ag::impl::add_hook(t, std::make_unique<share_of_slice>(self_, peers));
+        ag::impl::add_hook(tensor,
+                           std::make_unique<share_of_slice>(self_, peers));
     }
-    ag::impl::set_post_acc_grad_hooks(t, std::make_unique<hook>(self_, x));
+    ag::impl::set_post_acc_grad_hooks(tensor,
+                                      std::make_unique<hook>(self_, member));
   }
   std::vector<entry*> reversed;
   for (auto i = entries_.rbegin(); i != entries_.rend(); ++i)
@@ -114,23 +116,23 @@ gradient_buckets::~gradient_buckets() = default;
 
 // -- memory -------------------------------------------------------------------
 
-void gradient_buckets::make_memory(bucket& x) {
-  if (x.memory.defined())
+void gradient_buckets::make_memory(bucket& to) {
+  if (to.memory.defined())
     return;
   int64_t size = 0;
-  for (auto* e : x.entries)
-    size += e->parameter.numel();
-  auto options = x.entries.front()->parameter.options().requires_grad(false);
-  x.memory = at::empty({size}, options);
+  for (auto* member : to.entries)
+    size += member->parameter.numel();
+  auto options = to.entries.front()->parameter.options().requires_grad(false);
+  to.memory = at::empty({size}, options);
   int64_t begin = 0;
-  for (auto* e : x.entries) {
-    auto n = e->parameter.numel();
+  for (auto* member : to.entries) {
+    auto elements = member->parameter.numel();
     // A tensor with its own version, which detects changes, and which
     // `zero_grad` may detach: not a view in the sense of autograd.
-    e->view = x.memory.narrow(0, begin, n)
-                .view(e->parameter.sizes())
-                .variable_data();
-    begin += n;
+    member->view = to.memory.narrow(0, begin, elements)
+                     .view(member->parameter.sizes())
+                     .variable_data();
+    begin += elements;
   }
   note_bytes();
 }
@@ -157,36 +159,37 @@ bool gradient_buckets::is_changed(const entry& x) {
   return x.pending || mark_of(x.parameter) != x.before;
 }
 
-void gradient_buckets::begin_step(const plan& x) {
-  plan_ = x;
+void gradient_buckets::begin_step(const plan& next) {
+  plan_ = next;
   in_step_ = true;
   reached_in_step_ = 0;
   full_.clear();
-  auto found = expected_.find(x.kind);
+  auto found = expected_.find(next.kind);
   auto* known = found != expected_.end() ? &found->second : nullptr;
-  plan_.early = x.early && agreed_;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    auto& e = *entries_[i];
-    e.before = mark_of(e.parameter);
-    e.pending = e.pending && e.parameter.grad().defined();
-    e.given.reset();
-    e.changed = e.apart = false;
-    e.reached = e.in_round = e.final_as = 0;
-    e.expected = plan_.early ? expected_of(e, known, i) : 0;
+  plan_.early = next.early && agreed_;
+  for (size_t index = 0; index < entries_.size(); ++index) {
+    auto& member = *entries_[index];
+    member.before = mark_of(member.parameter);
+    member.pending = member.pending && member.parameter.grad().defined();
+    member.given.reset();
+    member.changed = member.apart = false;
+    member.reached = member.in_round = member.final_as = 0;
+    member.expected = plan_.early ? expected_of(member, known, index) : 0;
   }
-  for (auto& b : buckets_) {
-    auto in_use = [](entry* e) {
-      return e->view.defined() && e->parameter.grad().is_same(e->view);
+  for (auto& bucket : buckets_) {
+    auto in_use = [](entry* member) {
+      return member->view.defined()
+             && member->parameter.grad().is_same(member->view);
     };
     // A program that dropped its gradients wants their memory back; one that
     // kept some of them wants these to stay as they are.
-    if (std::ranges::none_of(b.entries, in_use)) {
-      b.memory.reset();
-      for (auto* e : b.entries)
-        e->view.reset();
+    if (std::ranges::none_of(bucket.entries, in_use)) {
+      bucket.memory.reset();
+      for (auto* member : bucket.entries)
+        member->view.reset();
     }
-    b.begun = 0;
-    count_missing(b);
+    bucket.begun = 0;
+    count_missing(bucket);
   }
 }
 
@@ -198,22 +201,23 @@ void gradient_buckets::count_missing(bucket& x) {
   }
 }
 
-void gradient_buckets::reached(entry& x) {
+void gradient_buckets::reached(entry& member) {
   if (!in_step_)
     return;
-  ++x.reached;
-  x.final_as = ++reached_in_step_;
-  if (x.bucket == nowhere)
+  ++member.reached;
+  member.final_as = ++reached_in_step_;
+  if (member.bucket == nowhere)
     return;
-  auto& b = buckets_[x.bucket];
-  if (b.begun > 0 && !b.shared)
+  auto& bucket = buckets_[member.bucket];
+  if (bucket.begun > 0 && !bucket.shared)
     return;
   shards_.collect(false);
-  adopt(x);
+  adopt(member);
   // A sparse gradient leaves its bucket once the first step has reported it.
-  auto stays = ordered_ || !x.parameter.grad().is_sparse();
-  if (plan_.early && stays && ++x.in_round == x.expected && --b.missing == 0)
-    full_.push_back(&b);
+  auto stays = ordered_ || !member.parameter.grad().is_sparse();
+  if (plan_.early && stays && ++member.in_round == member.expected
+      && --bucket.missing == 0)
+    full_.push_back(&bucket);
   begin_full();
 }
 
@@ -226,74 +230,75 @@ void gradient_buckets::begin_full() {
   auto most = rank_.config().bucket_cap_mb << 20;
   auto bounded = !rank_.config().deterministic_server;
   while (!full_.empty()) {
-    auto& b = *full_.front();
+    auto& next = *full_.front();
     auto waits = shards_.bytes_under_way();
-    if (b.shared && bounded && waits > 0 && waits + b.bytes > most)
+    if (next.shared && bounded && waits > 0 && waits + next.bytes > most)
       return;
     full_.erase(full_.begin());
     ++counts_.begun_early;
-    begin(b);
+    begin(next);
   }
 }
 
 /// The first gradient of a step moves into the bucket, and later ones are added
 /// there. A gradient that the user keeps stays where it is.
-void gradient_buckets::adopt(entry& x) {
-  auto& gradient = x.parameter.mutable_grad();
-  if (x.before.gradient != nullptr || !gradient.defined()
-      || gradient.layout() != at::kStrided || gradient.is_same(x.view)
-      || gradient.scalar_type() != x.parameter.scalar_type())
+void gradient_buckets::adopt(entry& member) {
+  auto& gradient = member.parameter.mutable_grad();
+  if (member.before.gradient != nullptr || !gradient.defined()
+      || gradient.layout() != at::kStrided || gradient.is_same(member.view)
+      || gradient.scalar_type() != member.parameter.scalar_type())
     return;
   at::NoGradGuard no_grad;
-  make_memory(buckets_[x.bucket]);
-  x.view.copy_(gradient);
-  gradient = x.view;
+  make_memory(buckets_[member.bucket]);
+  member.view.copy_(gradient);
+  gradient = member.view;
 }
 
-void gradient_buckets::begin(bucket& x) {
+void gradient_buckets::begin(bucket& full) {
   at::NoGradGuard no_grad;
-  make_memory(x);
-  for (auto* e : x.entries) {
-    e->changed = e->changed || is_changed(*e);
-    auto& gradient = e->parameter.mutable_grad();
-    if (e->apart || !gradient.defined()) {
-      e->view.zero_();
+  make_memory(full);
+  for (auto* member : full.entries) {
+    member->changed = member->changed || is_changed(*member);
+    auto& gradient = member->parameter.mutable_grad();
+    if (member->apart || !gradient.defined()) {
+      member->view.zero_();
       continue;
     }
-    if (!gradient.is_same(e->view))
-      e->view.copy_(dense(gradient));
+    if (!gradient.is_same(member->view))
+      member->view.copy_(dense(gradient));
     // Gradients from here on are late, and easy to recognize.
-    e->given = std::exchange(gradient, {});
+    member->given = std::exchange(gradient, {});
   }
-  send(x);
-  ++x.begun;
-  count_missing(x);
+  send(full);
+  ++full.begun;
+  count_missing(full);
 }
 
-void gradient_buckets::send(bucket& x) {
-  auto type = x.memory.scalar_type();
+void gradient_buckets::send(bucket& full) {
+  auto type = full.memory.scalar_type();
   auto hook = type == at::kFloat || type == at::kDouble ? plan_.hook
                                                         : comm_hook::allreduce;
-  auto number = static_cast<uint64_t>(&x - buckets_.data());
+  auto number = static_cast<uint64_t>(&full - buckets_.data());
   auto name = "smp.bucket." + std::to_string(number);
-  if (x.shared) {
+  if (full.shared) {
     std::vector<at::Tensor> parameters;
-    for (auto* e : x.entries) {
-      parameters.push_back(e->parameter);
-      e->given.reset();
-      e->view.reset();
+    for (auto* member : full.entries) {
+      parameters.push_back(member->parameter);
+      member->given.reset();
+      member->view.reset();
     }
-    shards_.begin(parameters, std::exchange(x.memory, {}), hook, x.over, name);
+    shards_.begin(parameters, std::exchange(full.memory, {}), hook, full.over,
+                  name);
     note_bytes();
     return;
   }
   if (plan_.own_hook)
     return; // `finish` calls it
   if (hook != comm_hook::allreduce)
-    x.compressed = x.memory.to(
+    full.compressed = full.memory.to(
       hook == comm_hook::fp16_compress ? at::kHalf : at::kBFloat16);
-  x.done = start_mean(x.compressed.defined() ? x.compressed : x.memory, x.over,
-                      name);
+  full.done = start_mean(
+    full.compressed.defined() ? full.compressed : full.memory, full.over, name);
 }
 
 tensor_future gradient_buckets::start_mean(const at::Tensor& x,
@@ -312,39 +317,41 @@ gradient_report gradient_buckets::end_step() {
   in_step_ = false;
   full_.clear();
   gradient_report result;
-  for (auto& b : buckets_) {
-    auto has_more = std::ranges::any_of(
-      b.entries, [](entry* x) { return x->parameter.grad().defined(); });
-    result.begun.push_back(b.begun);
-    result.rounds.push_back(b.shared ? b.begun + has_more : 1);
+  for (auto& bucket : buckets_) {
+    auto has_more = std::ranges::any_of(bucket.entries, [](entry* member) {
+      return member->parameter.grad().defined();
+    });
+    result.begun.push_back(bucket.begun);
+    result.rounds.push_back(bucket.shared ? bucket.begun + has_more : 1);
   }
   std::vector<const entry*> order;
-  for (auto& x : entries_) {
-    auto* b = x->bucket != nowhere ? &buckets_[x->bucket] : nullptr;
-    auto begun = b && !b->shared && b->begun > 0;
-    auto& gradient = x->parameter.grad();
+  for (auto& member : entries_) {
+    auto* bucket = member->bucket != nowhere ? &buckets_[member->bucket]
+                                             : nullptr;
+    auto begun = bucket && !bucket->shared && bucket->begun > 0;
+    auto& gradient = member->parameter.grad();
     auto is_late = begun && gradient.defined();
     if (!begun)
-      x->changed = x->changed || is_changed(*x);
+      member->changed = member->changed || is_changed(*member);
     if (is_late)
-      result.late.push_back(x->position);
-    result.trained = result.trained || x->reached > 0
-                     || (x->changed && !x->pending);
-    if (x->changed || is_late)
-      result.changed.push_back(x->position);
-    if (auto& own = begun ? x->given : gradient;
-        x->changed && own.defined() && own.is_sparse())
-      result.sparse.push_back(x->position);
-    if (x->reached > 0)
-      order.push_back(x.get());
+      result.late.push_back(member->position);
+    result.trained = result.trained || member->reached > 0
+                     || (member->changed && !member->pending);
+    if (member->changed || is_late)
+      result.changed.push_back(member->position);
+    if (auto& own = begun ? member->given : gradient;
+        member->changed && own.defined() && own.is_sparse())
+      result.sparse.push_back(member->position);
+    if (member->reached > 0)
+      order.push_back(member.get());
   }
   counts_.late_gradients += result.late.size();
   if (ordered_)
     return result;
   result.layout = layout_hash();
-  std::ranges::sort(order, {}, [](auto* x) { return x->final_as; });
-  for (auto* x : order)
-    result.order.push_back(x->position);
+  std::ranges::sort(order, {}, [](auto* member) { return member->final_as; });
+  for (auto* member : order)
+    result.order.push_back(member->position);
   return result;
 }
 
@@ -353,39 +360,40 @@ void gradient_buckets::average(const gradient_report& all,
   at::NoGradGuard no_grad;
   std::vector<entry*> sparse;
   std::vector<entry*> alone;
-  for (auto* x : all_of(all.changed)) {
-    auto placed = x->bucket != nowhere && agreed;
+  for (auto* member : all_of(all.changed)) {
+    auto placed = member->bucket != nowhere && agreed;
     // A bucket already in flight includes its sparse gradients.
-    auto is_sparse = contains(all.sparse, x->position)
-                     && !(placed && all.begun.at(x->bucket) > 0);
-    x->apart = is_sparse;
+    auto is_sparse = contains(all.sparse, member->position)
+                     && !(placed && all.begun.at(member->bucket) > 0);
+    member->apart = is_sparse;
     if (is_sparse)
-      sparse.push_back(x);
+      sparse.push_back(member);
     else if (!placed)
-      alone.push_back(x);
+      alone.push_back(member);
   }
-  for (size_t i = 0; i < buckets_.size() && agreed; ++i) {
-    auto wanted = [&](entry* x) {
-      return !x->apart && contains(all.changed, x->position);
+  for (size_t number = 0; number < buckets_.size() && agreed; ++number) {
+    auto wanted = [&](entry* member) {
+      return !member->apart && contains(all.changed, member->position);
     };
-    auto& b = buckets_[i];
-    if (all.begun.at(i) > 0 || std::ranges::any_of(b.entries, wanted))
-      while (b.begun < all.rounds.at(i))
-        begin(b);
+    auto& bucket = buckets_[number];
+    if (all.begun.at(number) > 0 || std::ranges::any_of(bucket.entries, wanted))
+      while (bucket.begun < all.rounds.at(number))
+        begin(bucket);
   }
   finish_begun(all);
   average_apart(alone);
-  for (auto* x : sparse)
-    if (rank_.layout().size(x->over) > 1)
-      x->parameter.mutable_grad() = mean_of_sparse(
-        rank_, x->over, x->parameter.grad(), x->parameter.sizes());
+  for (auto* member : sparse)
+    if (rank_.layout().size(member->over) > 1)
+      member->parameter.mutable_grad() = mean_of_sparse(
+        rank_, member->over, member->parameter.grad(),
+        member->parameter.sizes());
   std::set<const void*> changed;
-  for (auto* x : all_of(all.changed)) {
-    x->pending = false;
-    if (!shards_.has(x->parameter))
+  for (auto* member : all_of(all.changed)) {
+    member->pending = false;
+    if (!shards_.has(member->parameter))
       continue;
-    changed.insert(x->parameter.unsafeGetTensorImpl());
-    shards_.take(x->parameter, at::Tensor{x->parameter.grad()});
+    changed.insert(member->parameter.unsafeGetTensorImpl());
+    shards_.take(member->parameter, at::Tensor{member->parameter.grad()});
   }
   shards_.end_step(changed);
   learn(all, first, agreed, sparse);
@@ -421,57 +429,59 @@ auto gradient_buckets::take_late()
 void gradient_buckets::finish_begun(const gradient_report& all) {
   auto mine = take_late();
   std::vector<std::pair<entry*, tensor_future>> late;
-  for (auto* x : all_of(all.late)) {
-    auto i = std::ranges::find(mine, x, &decltype(mine)::value_type::first);
-    auto own = i != mine.end() ? i->second.contiguous()
-                               : at::zeros_like(x->view);
-    late.emplace_back(x, start_alone(own, *x));
+  for (auto* member : all_of(all.late)) {
+    auto found = std::ranges::find(mine, member,
+                                   &decltype(mine)::value_type::first);
+    auto own = found != mine.end() ? found->second.contiguous()
+                                   : at::zeros_like(member->view);
+    late.emplace_back(member, start_alone(own, *member));
   }
-  for (auto& b : buckets_)
-    if (b.begun > 0 && !b.shared)
-      finish(b, all);
+  for (auto& bucket : buckets_)
+    if (bucket.begun > 0 && !bucket.shared)
+      finish(bucket, all);
   shards_.collect(true);
-  for (auto& [x, mean] : late)
-    x->parameter.mutable_grad().add_(mean.get());
+  for (auto& [member, mean] : late)
+    member->parameter.mutable_grad().add_(mean.get());
 }
 
 /// @throws error (user_code) if the program's hook returns something else
-at::Tensor gradient_buckets::mean_by_hook(const at::Tensor& x,
+at::Tensor gradient_buckets::mean_by_hook(const at::Tensor& gradients,
                                           const comm_group& over) const {
-  auto result = plan_.own_hook(x.flatten().clone(), over);
-  if (!result.defined() || result.numel() != x.numel()
-      || result.scalar_type() != x.scalar_type())
+  auto result = plan_.own_hook(gradients.flatten().clone(), over);
+  if (!result.defined() || result.numel() != gradients.numel()
+      || result.scalar_type() != gradients.scalar_type())
     throw error{
       error_code::user_code,
       fmt::format("the comm hook of the program got {} {} and has to "
                   "return as many, but returned {}",
-                  x.numel(), c10::toString(x.scalar_type()),
+                  gradients.numel(), c10::toString(gradients.scalar_type()),
                   !result.defined()
                     ? "nothing"
                     : fmt::format("{} {}", result.numel(),
                                   c10::toString(result.scalar_type())))};
-  return result.view(x.sizes());
+  return result.view(gradients.sizes());
 }
 
-void gradient_buckets::finish(bucket& x, const gradient_report& all) {
+void gradient_buckets::finish(bucket& sent, const gradient_report& all) {
   if (plan_.own_hook)
-    x.memory.copy_(mean_by_hook(x.memory, x.over));
+    sent.memory.copy_(mean_by_hook(sent.memory, sent.over));
   else
-    x.done.get();
-  if (x.compressed.defined())
-    x.memory.copy_(std::exchange(x.compressed, {}));
-  for (auto* e : x.entries) {
-    auto given = std::exchange(e->given, {});
-    if (e->apart || (!given.defined() && !contains(all.changed, e->position)))
+    sent.done.get();
+  if (sent.compressed.defined())
+    sent.memory.copy_(std::exchange(sent.compressed, {}));
+  for (auto* member : sent.entries) {
+    auto given = std::exchange(member->given, {});
+    if (member->apart
+        || (!given.defined() && !contains(all.changed, member->position)))
       continue;
     // A gradient that the user holds stays the same tensor.
     auto keeps = given.defined() && given.layout() == at::kStrided
-                 && !given.is_same(e->view);
+                 && !given.is_same(member->view);
     if (keeps)
-      given.copy_(e->view);
-    e->parameter.mutable_grad() = keeps ? given : e->view;
+      given.copy_(member->view);
+    member->parameter.mutable_grad() = keeps ? given : member->view;
   }
-  x.begun = 0;
+  sent.begun = 0;
 }
 
 auto gradient_buckets::take_counts() -> counts {
@@ -483,21 +493,22 @@ auto gradient_buckets::take_counts() -> counts {
 
 // -- what is in no bucket -----------------------------------------------------
 
-void gradient_buckets::average_apart(const std::vector<entry*>& xs) {
+void gradient_buckets::average_apart(const std::vector<entry*>& members) {
   std::vector<std::pair<entry*, tensor_future>> under_way;
-  for (auto* x : xs) {
-    if (rank_.layout().size(x->over) == 1)
+  for (auto* member : members) {
+    if (rank_.layout().size(member->over) == 1)
       continue;
-    auto& gradient = x->parameter.grad();
+    auto& gradient = member->parameter.grad();
     auto own = gradient.defined() ? dense(gradient).clone()
-                                  : at::zeros_like(x->parameter);
+                                  : at::zeros_like(member->parameter);
     if (plan_.own_hook)
-      x->parameter.mutable_grad() = mean_by_hook(own.contiguous(), x->over);
+      member->parameter.mutable_grad() = mean_by_hook(own.contiguous(),
+                                                      member->over);
     else
-      under_way.emplace_back(x, start_alone(own.contiguous(), *x));
+      under_way.emplace_back(member, start_alone(own.contiguous(), *member));
   }
-  for (auto& [x, mean] : under_way) {
-    auto& gradient = x->parameter.mutable_grad();
+  for (auto& [member, mean] : under_way) {
+    auto& gradient = member->parameter.mutable_grad();
     if (gradient.defined() && gradient.layout() == at::kStrided)
       gradient.copy_(mean.get());
     else

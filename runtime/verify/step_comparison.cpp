@@ -36,17 +36,20 @@ mismatch count_mismatch(uint64_t pipeline, uint64_t reference) {
 
 class comparer {
 public:
-  comparer(const step_comparison_input& x, verify_summary& result)
-    : in_(x), mine_(x.pipeline.log), theirs_(x.reference.log), result_(result) {
-    for (auto& c : mine_.calls) {
-      calls_.emplace(key_of(c), &c);
-      ++counts_[{c.microbatch, c.module}];
+  comparer(const step_comparison_input& input, verify_summary& result)
+    : in_(input),
+      mine_(input.pipeline.log),
+      theirs_(input.reference.log),
+      result_(result) {
+    for (auto& call : mine_.calls) {
+      calls_.emplace(key_of(call), &call);
+      ++counts_[{call.microbatch, call.module}];
     }
-    for (auto& c : theirs_.calls) {
-      if (in_.inside.contains(c.module))
+    for (auto& call : theirs_.calls) {
+      if (in_.inside.contains(call.module))
         continue;
-      ++expected_[{c.microbatch, c.module}];
-      ordered_.push_back(&c);
+      ++expected_[{call.microbatch, call.module}];
+      ordered_.push_back(&call);
     }
     std::sort(ordered_.begin(), ordered_.end(),
               [](auto* a, auto* b) { return a->ended < b->ended; });
@@ -68,8 +71,8 @@ private:
   using key = std::tuple<uint64_t, std::string, uint64_t>;
   using count_key = std::pair<uint64_t, std::string>;
 
-  static key key_of(const logged_call& c) {
-    return {c.microbatch, c.module, c.number};
+  static key key_of(const logged_call& call) {
+    return {call.microbatch, call.module, call.number};
   }
 
   finding make(finding_kind kind, const std::string& module, std::string what,
@@ -83,11 +86,11 @@ private:
     return result;
   }
 
-  finding make(finding_kind kind, const logged_call& c, std::string what,
+  finding make(finding_kind kind, const logged_call& call, std::string what,
                mismatch values) {
-    auto result = make(kind, c.module, std::move(what), std::move(values));
-    result.microbatch = c.microbatch;
-    result.call = c.number;
+    auto result = make(kind, call.module, std::move(what), std::move(values));
+    result.microbatch = call.microbatch;
+    result.call = call.number;
     return result;
   }
 
@@ -95,25 +98,26 @@ private:
 
   std::vector<const logged_pass*> passes_of(uint64_t microbatch) const {
     std::vector<const logged_pass*> result;
-    for (auto& p : mine_.passes)
-      if (p.microbatch == microbatch)
-        result.push_back(&p);
+    for (auto& pass : mine_.passes)
+      if (pass.microbatch == microbatch)
+        result.push_back(&pass);
     return result;
   }
 
   const logged_pass* expected_pass(uint64_t microbatch) const {
-    for (auto& p : theirs_.passes)
-      if (p.microbatch == microbatch)
-        return &p;
+    for (auto& pass : theirs_.passes)
+      if (pass.microbatch == microbatch)
+        return &pass;
     return nullptr;
   }
 
   /// The first module that a microbatch reaches.
   std::string entrance(uint64_t microbatch) const {
     const logged_call* result = nullptr;
-    for (auto* c : ordered_)
-      if (c->microbatch == microbatch && (!result || c->begun < result->begun))
-        result = c;
+    for (auto* call : ordered_)
+      if (call->microbatch == microbatch
+          && (!result || call->begun < result->begun))
+        result = call;
     return result ? result->module : std::string{};
   }
 
@@ -121,51 +125,54 @@ private:
   std::string exit(uint64_t microbatch) const {
     const logged_call* result = nullptr;
     uint64_t first = 0;
-    for (auto* c : ordered_)
-      for (auto& g : c->gradients)
+    for (auto* call : ordered_)
+      for (auto& gradient : call->gradients)
         // Of calls that return the same tensor, the innermost counts.
-        if (c->microbatch == microbatch && (!result || g.order < first)) {
-          result = c;
-          first = g.order;
+        if (call->microbatch == microbatch
+            && (!result || gradient.order < first)) {
+          result = call;
+          first = gradient.order;
         }
     return result ? result->module : std::string{};
   }
 
   void passes() {
-    for (uint64_t m = 0; m < in_.microbatches; ++m) {
-      auto mine = passes_of(m);
-      auto* expected = expected_pass(m);
+    for (uint64_t microbatch = 0; microbatch < in_.microbatches; ++microbatch) {
+      auto mine = passes_of(microbatch);
+      auto* expected = expected_pass(microbatch);
       auto add = [&](std::string what, mismatch values) {
-        auto f = make(finding_kind::microbatch, entrance(m), std::move(what),
-                      std::move(values));
-        f.microbatch = m;
-        result_.add(std::move(f));
+        auto found = make(finding_kind::microbatch, entrance(microbatch),
+                          std::move(what), std::move(values));
+        found.microbatch = microbatch;
+        result_.add(std::move(found));
       };
       if (mine.size() != 1)
         add(mine.empty() ? "the microbatch was lost; its forward passes"
                          : "the microbatch ran again; its forward passes",
             count_mismatch(mine.size(), 1));
       else if (expected && mine[0]->inputs != expected->inputs)
-        add(data_text(*mine[0], m), data_mismatch(*mine[0], *expected));
+        add(data_text(*mine[0], microbatch),
+            data_mismatch(*mine[0], *expected));
     }
-    for (auto& p : mine_.passes)
-      if (p.microbatch >= in_.microbatches) {
-        auto f = make(finding_kind::microbatch, "",
-                      "a microbatch that does not exist; its forward passes",
-                      count_mismatch(1, 0));
-        f.microbatch = p.microbatch;
-        result_.add(std::move(f));
+    for (auto& pass : mine_.passes)
+      if (pass.microbatch >= in_.microbatches) {
+        auto found = make(
+          finding_kind::microbatch, "",
+          "a microbatch that does not exist; its forward passes",
+          count_mismatch(1, 0));
+        found.microbatch = pass.microbatch;
+        result_.add(std::move(found));
       }
   }
 
   /// @returns what went wrong with the data of a microbatch
   std::string data_text(const logged_pass& mine, uint64_t microbatch) const {
-    for (auto& p : theirs_.passes)
-      if (p.microbatch != microbatch && p.inputs == mine.inputs)
+    for (auto& pass : theirs_.passes)
+      if (pass.microbatch != microbatch && pass.inputs == mine.inputs)
         return fmt::format(
           "its data was lost, that of microbatch {} came "
           "twice; the data",
-          p.microbatch);
+          pass.microbatch);
     return "the data";
   }
 
@@ -183,51 +190,52 @@ private:
   void forward() {
     std::set<count_key> told;
     std::set<std::string> modules;
-    for (auto& [k, n] : expected_)
-      modules.insert(k.second);
+    for (auto& [key, count] : expected_)
+      modules.insert(key.second);
     result_.modules = std::max<uint64_t>(result_.modules, modules.size());
     std::vector<std::pair<uint64_t, const logged_call*>> events;
-    for (auto* c : ordered_) {
+    for (auto* call : ordered_) {
       ++result_.calls;
-      if (passes_of(c->microbatch).empty())
+      if (passes_of(call->microbatch).empty())
         continue; // lost as a whole
-      events.emplace_back(c->begun, c);
-      events.emplace_back(c->ended, c);
+      events.emplace_back(call->begun, call);
+      events.emplace_back(call->ended, call);
     }
     std::sort(events.begin(), events.end());
-    for (auto& [at, c] : events) {
-      auto i = calls_.find(key_of(*c));
-      if (at == c->begun) {
-        if (i != calls_.end())
-          compare_arguments(*i->second, *c);
-        else if (!is_inside_missing(*c))
-          tell_count(*c, told);
-      } else if (i != calls_.end()) {
-        compare_results(*i->second, *c);
-        auto k = count_key{c->microbatch, c->module};
-        if (c->number + 1 == expected_[k] && counts_[k] > expected_[k])
-          tell_count(*c, told);
+    for (auto& [at, call] : events) {
+      auto mine = calls_.find(key_of(*call));
+      if (at == call->begun) {
+        if (mine != calls_.end())
+          compare_arguments(*mine->second, *call);
+        else if (!is_inside_missing(*call))
+          tell_count(*call, told);
+      } else if (mine != calls_.end()) {
+        compare_results(*mine->second, *call);
+        auto key = count_key{call->microbatch, call->module};
+        if (call->number + 1 == expected_[key] && counts_[key] > expected_[key])
+          tell_count(*call, told);
       }
     }
     // Unless the calls of the reference cannot be observed.
-    for (auto& c : mine_.calls)
-      if (!expected_.empty() && !expected_.contains({c.microbatch, c.module}))
-        tell_count(c, told);
+    for (auto& call : mine_.calls)
+      if (!expected_.empty()
+          && !expected_.contains({call.microbatch, call.module}))
+        tell_count(call, told);
   }
 
   /// If a module did not run, neither did what is inside it.
-  bool is_inside_missing(const logged_call& c) const {
-    return c.outer && !calls_.contains(key_of(theirs_.calls[*c.outer]));
+  bool is_inside_missing(const logged_call& call) const {
+    return call.outer && !calls_.contains(key_of(theirs_.calls[*call.outer]));
   }
 
-  void tell_count(const logged_call& c, std::set<count_key>& told) {
-    auto k = count_key{c.microbatch, c.module};
-    if (!told.insert(k).second)
+  void tell_count(const logged_call& call, std::set<count_key>& told) {
+    auto module = count_key{call.microbatch, call.module};
+    if (!told.insert(module).second)
       return;
-    auto f = make(finding_kind::calls, c.module, "number of calls",
-                  count_mismatch(counts_[k], expected_[k]));
-    f.microbatch = c.microbatch;
-    result_.add(std::move(f));
+    auto found = make(finding_kind::calls, call.module, "number of calls",
+                      count_mismatch(counts_[module], expected_[module]));
+    found.microbatch = call.microbatch;
+    result_.add(std::move(found));
   }
 
   void compare_arguments(const logged_call& mine, const logged_call& theirs) {
@@ -253,14 +261,14 @@ private:
       root.rank = in_.root_rank;
       return {root, mine.rank == in_.root_rank};
     }
-    auto i = calls_.find(key_of(theirs_.calls[*theirs.outer]));
-    if (i == calls_.end())
+    auto outer = calls_.find(key_of(theirs_.calls[*theirs.outer]));
+    if (outer == calls_.end())
       return {{}, false};
     logged_call around;
-    around.module = i->second->module;
+    around.module = outer->second->module;
     around.microbatch = mine.microbatch;
-    around.number = i->second->number;
-    around.rank = i->second->rank;
+    around.number = outer->second->number;
+    around.rank = outer->second->rank;
     return {around, mine.rank == around.rank};
   }
 
@@ -285,17 +293,17 @@ private:
       if (!a || !b)
         continue;
       ++result;
-      if (auto x = compare(*a, *b))
-        add_call(kind, call, fmt::format("{} {}", what, i), *x);
+      if (auto wrong = compare(*a, *b))
+        add_call(kind, call, fmt::format("{} {}", what, i), *wrong);
     }
     return result;
   }
 
   void add_call(finding_kind kind, const logged_call& mine, std::string what,
                 mismatch values) {
-    auto f = make(kind, mine, std::move(what), std::move(values));
-    f.rank = mine.rank;
-    result_.add(std::move(f));
+    auto found = make(kind, mine, std::move(what), std::move(values));
+    found.rank = mine.rank;
+    result_.add(std::move(found));
   }
 
   /// Compares what passes between modules.
@@ -304,12 +312,12 @@ private:
     auto is_float = [](const tensor_digest& x) {
       return c10::isFloatingType(static_cast<c10::ScalarType>(x.dtype));
     };
-    auto x = allowed(theirs.dtype);
+    auto bound = allowed(theirs.dtype);
     if (in_.casts_elsewhere && is_float(mine) && is_float(theirs)) {
-      x = wider(x, allowed(mine.dtype));
+      bound = wider(bound, allowed(mine.dtype));
       mine.dtype = theirs.dtype;
     }
-    return compare_digests(mine, theirs, x);
+    return compare_digests(mine, theirs, bound);
   }
 
   tolerance allowed(uint8_t dtype) const {
@@ -331,28 +339,30 @@ private:
   }
 
   void losses() {
-    for (uint64_t m = 0; m < in_.microbatches; ++m) {
-      auto mine = passes_of(m);
-      auto* expected = expected_pass(m);
+    for (uint64_t microbatch = 0; microbatch < in_.microbatches; ++microbatch) {
+      auto mine = passes_of(microbatch);
+      auto* expected = expected_pass(microbatch);
       if (mine.size() != 1 || !expected)
         continue;
-      auto name = fmt::format("loss of microbatch {}", m);
-      auto x = compare_digests(mine[0]->loss, expected->loss,
-                               allowed(expected->loss.dtype));
-      auto &a = mine[0]->loss.sums, &b = expected->loss.sums;
-      comparison c;
-      c.relative = c.share = x ? infinity : 0;
-      if (a.size() == 1 && b.size() == 1 && b[0] != 0) {
-        auto off = std::abs(a[0] - b[0]), size = std::abs(b[0]);
-        c.relative = off / size;
-        c.share = off / allowed(expected->loss.dtype).bound(size);
+      auto name = fmt::format("loss of microbatch {}", microbatch);
+      auto wrong = compare_digests(mine[0]->loss, expected->loss,
+                                   allowed(expected->loss.dtype));
+      auto &sums = mine[0]->loss.sums, &expected_sums = expected->loss.sums;
+      comparison off_by;
+      off_by.relative = off_by.share = wrong ? infinity : 0;
+      if (sums.size() == 1 && expected_sums.size() == 1
+          && expected_sums[0] != 0) {
+        auto off = std::abs(sums[0] - expected_sums[0]),
+             size = std::abs(expected_sums[0]);
+        off_by.relative = off / size;
+        off_by.share = off / allowed(expected->loss.dtype).bound(size);
       }
-      result_.losses.add(name, c);
-      if (!x)
+      result_.losses.add(name, off_by);
+      if (!wrong)
         continue;
-      auto f = make(finding_kind::loss, "", "loss", *x);
-      f.microbatch = m;
-      result_.add(std::move(f));
+      auto found = make(finding_kind::loss, "", "loss", *wrong);
+      found.microbatch = microbatch;
+      result_.add(std::move(found));
     }
     scalar(finding_kind::loss, "mean loss of the step", in_.pipeline.loss,
            in_.reference.loss, in_.allowed);
@@ -375,40 +385,42 @@ private:
     return result;
   }
 
-  void compare(finding_kind kind, const tensor_names& x, const char* what,
+  void compare(finding_kind kind, const tensor_names& names, const char* what,
                const std::map<std::string, at::Tensor>& mine,
                const std::map<std::string, at::Tensor>& theirs, tally& sum,
                std::vector<finding>& out) {
-    auto& name = x.all.front();
-    auto a = mine.find(name), b = theirs.find(name);
-    if (a == mine.end() && b == theirs.end())
+    auto& name = names.all.front();
+    auto own = mine.find(name), other = theirs.find(name);
+    if (own == mine.end() && other == theirs.end())
       return;
     if (in_.zeros_for_none && kind == finding_kind::gradient
-        && b == theirs.end() && a->second.count_nonzero().item<int64_t>() == 0)
+        && other == theirs.end()
+        && own->second.count_nonzero().item<int64_t>() == 0)
       return;
     auto add = [&](mismatch values) {
-      auto f = make(kind, owner_of(x), fmt::format("{} '{}'", what, name),
-                    std::move(values));
-      f.tensor = name;
-      out.push_back(std::move(f));
+      auto found = make(kind, owner_of(names),
+                        fmt::format("{} '{}'", what, name), std::move(values));
+      found.tensor = name;
+      out.push_back(std::move(found));
     };
-    if (a == mine.end() || b == theirs.end()) {
+    if (own == mine.end() || other == theirs.end()) {
       comparison none;
       none.relative = none.share = infinity;
       sum.add(name, none);
-      add({"", a == mine.end() ? "none" : "a tensor",
-           b == theirs.end() ? "none" : "a tensor", infinity, 0});
+      add({"", own == mine.end() ? "none" : "a tensor",
+           other == theirs.end() ? "none" : "a tensor", infinity, 0});
       return;
     }
-    auto c = kind == finding_kind::update
-               ? compare_update(a->second, b->second, in_.before.at(name))
-               : compare_tensors(a->second, b->second,
-                                 in_.summed_apart.contains(name)
-                                   ? allowed_sum(b->second)
-                                   : allowed(b->second));
-    sum.add(fmt::format("{} '{}'", what, name), c);
-    if (c.wrong)
-      add(*c.wrong);
+    auto compared = kind == finding_kind::update
+                      ? compare_update(own->second, other->second,
+                                       in_.before.at(name))
+                      : compare_tensors(own->second, other->second,
+                                        in_.summed_apart.contains(name)
+                                          ? allowed_sum(other->second)
+                                          : allowed(other->second));
+    sum.add(fmt::format("{} '{}'", what, name), compared);
+    if (compared.wrong)
+      add(*compared.wrong);
   }
 
   void buffers() {
@@ -444,15 +456,15 @@ private:
   /// first that reached one of its calls, in its microbatch.
   void find_backward_order() {
     std::map<uint64_t, uint64_t> first;
-    for (auto* c : ordered_)
-      for (auto& g : c->gradients) {
-        auto [i, added] = first.emplace(c->microbatch, g.order);
-        i->second = std::min(i->second, g.order);
+    for (auto* call : ordered_)
+      for (auto& gradient : call->gradients) {
+        auto [i, added] = first.emplace(call->microbatch, gradient.order);
+        i->second = std::min(i->second, gradient.order);
       }
-    for (auto* c : ordered_)
-      for (auto& g : c->gradients) {
-        auto at = g.order - first[c->microbatch];
-        auto [i, added] = backward_order_.emplace(c->module, at);
+    for (auto* call : ordered_)
+      for (auto& gradient : call->gradients) {
+        auto at = gradient.order - first[call->microbatch];
+        auto [i, added] = backward_order_.emplace(call->module, at);
         i->second = std::min(i->second, at);
       }
     first_gradient_ = std::move(first);
@@ -470,68 +482,75 @@ private:
   }
 
   void seeds() {
-    for (uint64_t m = 0; m < in_.microbatches; ++m) {
-      auto mine = passes_of(m);
-      auto* expected = expected_pass(m);
+    for (uint64_t microbatch = 0; microbatch < in_.microbatches; ++microbatch) {
+      auto mine = passes_of(microbatch);
+      auto* expected = expected_pass(microbatch);
       if (mine.size() != 1 || !expected)
         continue;
       auto add = [&](std::string what, mismatch values) {
-        auto f = make(finding_kind::seed, exit(m), std::move(what),
-                      std::move(values));
-        f.microbatch = m;
-        result_.add(std::move(f));
+        auto found = make(finding_kind::seed, exit(microbatch), std::move(what),
+                          std::move(values));
+        found.microbatch = microbatch;
+        result_.add(std::move(found));
       };
-      auto &a = mine[0]->seeds, &b = expected->seeds;
-      if (a.size() != b.size()) {
+      auto &seeds = mine[0]->seeds, &expected_seeds = expected->seeds;
+      if (seeds.size() != expected_seeds.size()) {
         add("backward passes of the microbatch",
-            count_mismatch(a.size(), b.size()));
+            count_mismatch(seeds.size(), expected_seeds.size()));
         continue;
       }
-      for (size_t i = 0; i < b.size(); ++i)
-        if (auto x = compare_digests(a[i], b[i], allowed(b[i].dtype)))
-          add("the gradient that backward begins with (the loss's scale)", *x);
+      for (size_t i = 0; i < expected_seeds.size(); ++i)
+        if (auto wrong = compare_digests(seeds[i], expected_seeds[i],
+                                         allowed(expected_seeds[i].dtype)))
+          add("the gradient that backward begins with (the loss's scale)",
+              *wrong);
     }
   }
 
   void backward() {
     using place = std::tuple<uint64_t, int, uint64_t>;
     std::vector<std::pair<place, finding>> found;
-    for (auto* c : ordered_) {
-      auto i = calls_.find(key_of(*c));
-      if (i == calls_.end())
+    for (auto* call : ordered_) {
+      auto own = calls_.find(key_of(*call));
+      if (own == calls_.end())
         continue;
-      auto& mine = *i->second;
-      for (uint32_t t = 0; t < c->results.size(); ++t) {
-        auto a = gradients_of(mine, t), b = gradients_of(*c, t);
+      auto& mine = *own->second;
+      for (uint32_t tensor = 0; tensor < call->results.size(); ++tensor) {
+        auto gradients = gradients_of(mine, tensor),
+             expected = gradients_of(*call, tensor);
         // Results that backward recomputes have none.
-        if (b.empty() || a.size() != b.size() || maker_of(*b[0]) != c)
+        if (expected.empty() || gradients.size() != expected.size()
+            || maker_of(*expected[0]) != call)
           continue;
-        for (size_t k = 0; k < b.size(); ++k) {
+        for (size_t use = 0; use < expected.size(); ++use) {
           ++result_.result_gradients;
-          auto x = compare(a[k]->value, b[k]->value);
-          if (!x)
+          auto wrong = compare(gradients[use]->value, expected[use]->value);
+          if (!wrong)
             continue;
-          auto f = make(finding_kind::result_gradient, mine,
-                        fmt::format("gradient of result {}{}", t, users(*c)),
-                        *x);
-          f.rank = mine.rank;
-          auto at = b[k]->order - first_gradient_[c->microbatch];
-          found.emplace_back(place{at, 0, c->microbatch}, std::move(f));
+          auto found_here = make(
+            finding_kind::result_gradient, mine,
+            fmt::format("gradient of result {}{}", tensor, users(*call)),
+            *wrong);
+          found_here.rank = mine.rank;
+          auto at = expected[use]->order - first_gradient_[call->microbatch];
+          found.emplace_back(place{at, 0, call->microbatch},
+                             std::move(found_here));
         }
       }
     }
     std::vector<finding> gradients;
-    for (auto& x : in_.names)
-      if (!x.is_buffer)
-        compare(finding_kind::gradient, x, "gradient of",
+    for (auto& wrong : in_.names)
+      if (!wrong.is_buffer)
+        compare(finding_kind::gradient, wrong, "gradient of",
                 in_.pipeline.gradients, in_.reference.gradients,
                 result_.gradients, gradients);
-    for (auto& f : gradients)
-      found.emplace_back(place{backward_order(f.module), 1, 0}, std::move(f));
+    for (auto& found_here : gradients)
+      found.emplace_back(place{backward_order(found_here.module), 1, 0},
+                         std::move(found_here));
     std::stable_sort(found.begin(), found.end(),
                      [](auto& a, auto& b) { return a.first < b.first; });
-    for (auto& [at, f] : found)
-      result_.add(std::move(f));
+    for (auto& [at, found_here] : found)
+      result_.add(std::move(found_here));
   }
 
   static std::vector<const logged_gradient*> gradients_of(const logged_call& c,
@@ -547,13 +566,14 @@ private:
   /// uses of the tensor, on whichever rank they run. Enclosing calls that also
   /// return the tensor may run on another rank, where they miss what the
   /// innermost call did with it.
-  const logged_call* maker_of(const logged_gradient& x) const {
-    auto i = std::partition_point(
+  const logged_call* maker_of(const logged_gradient& gradient) const {
+    auto call = std::partition_point(
       ordered_.begin(), ordered_.end(),
-      [&](auto* c) { return c->end_node <= x.node; });
-    i = std::find_if(i, ordered_.end(),
-                     [&](auto* c) { return c->first_node <= x.node; });
-    return i == ordered_.end() ? nullptr : *i;
+      [&](auto* made) { return made->end_node <= gradient.node; });
+    call = std::find_if(call, ordered_.end(), [&](auto* made) {
+      return made->first_node <= gradient.node;
+    });
+    return call == ordered_.end() ? nullptr : *call;
   }
 
   /// The modules whose backward made the gradient of a result.
@@ -585,12 +605,12 @@ void compare_held_out(uint64_t step, double pipeline, double reference,
   auto wrong = compare_numbers(pipeline, reference, allowed);
   if (!wrong)
     return;
-  finding f;
-  f.kind = finding_kind::loss;
-  f.step = step;
-  f.what = "loss of the held-out data, in evaluation mode";
-  f.values = *wrong;
-  result.add(std::move(f));
+  finding found;
+  found.kind = finding_kind::loss;
+  found.step = step;
+  found.what = "loss of the held-out data, in evaluation mode";
+  found.values = *wrong;
+  result.add(std::move(found));
 }
 
 void compare_step(const step_comparison_input& x, verify_summary& result) {

@@ -28,21 +28,21 @@ constexpr std::byte marker_byte{};
 
 // -- any thread ---------------------------------------------------------------
 
-void ucx_fabric::engine::send(rank_id to, message x,
+void ucx_fabric::engine::send(rank_id to, message content,
                               std::vector<uint64_t> transfers,
                               sent_callback done) {
   failure why;
-  for (auto& t : x.body.tensors) {
-    if (t.device != device_ref{})
+  for (auto& tensor : content.body.tensors) {
+    if (tensor.device != device_ref{})
       why = {error_code::unsupported,
              self_,
              {},
              "UCX moves tensors in host memory only"};
-    else if (t.nbytes > tensor_limit)
+    else if (tensor.nbytes > tensor_limit)
       why = {error_code::unsupported,
              self_,
              {},
-             "a tensor of " + std::to_string(t.nbytes) + " bytes"};
+             "a tensor of " + std::to_string(tensor.nbytes) + " bytes"};
   }
   if (to.value >= peers_.size())
     why = {error_code::transport,
@@ -52,8 +52,9 @@ void ucx_fabric::engine::send(rank_id to, message x,
   auto out = std::make_shared<outgoing>();
   out->to = to;
   if (options_.priority)
-    out->priority = std::min<uint8_t>(options_.priority(x), priorities - 1);
-  out->content = std::move(x);
+    out->priority = std::min<uint8_t>(options_.priority(content),
+                                      priorities - 1);
+  out->content = std::move(content);
   out->transfers = std::move(transfers);
   out->done = std::move(done);
   if (!why) {
@@ -80,50 +81,50 @@ void ucx_fabric::engine::send(rank_id to, message x,
 }
 
 std::vector<ucx_fabric::engine::unit>
-ucx_fabric::engine::make_units(const outgoing_ptr& x) {
+ucx_fabric::engine::make_units(const outgoing_ptr& out) {
   std::vector<unit> result;
   unit_header header;
   header.from = static_cast<uint32_t>(self_.value);
   header.number = next_number_++;
-  x->description = write_description(x->content, header_size);
-  if (x->description.size() <= max_header_) {
-    result.push_back({x, header, nullptr, 0});
+  out->description = write_description(out->content, header_size);
+  if (out->description.size() <= max_header_) {
+    result.push_back({out, header, nullptr, 0});
   } else {
     header.kind = unit_kind::long_description;
     header.data = data_kind::bytes;
-    result.push_back({x, header, x->description.data() + header_size,
-                      x->description.size() - header_size});
+    result.push_back({out, header, out->description.data() + header_size,
+                      out->description.size() - header_size});
   }
-  auto& tensors = x->content.body.tensors;
-  for (uint32_t i = 0; i < tensors.size(); ++i) {
-    auto& t = tensors[i];
-    if (is_packed(t))
+  auto& tensors = out->content.body.tensors;
+  for (uint32_t index = 0; index < tensors.size(); ++index) {
+    auto& tensor = tensors[index];
+    if (is_packed(tensor))
       continue;
-    for (uint64_t offset = 0; offset < t.nbytes; offset += chunk_size) {
+    for (uint64_t offset = 0; offset < tensor.nbytes; offset += chunk_size) {
       // The first chunk travels with the description if that leaves room.
       if (result.size() > 1 || result[0].size > 0)
-        result.push_back({x, header, nullptr, 0});
-      auto& u = result.back();
+        result.push_back({out, header, nullptr, 0});
+      auto& next = result.back();
       if (result.size() > 1)
-        u.header.kind = unit_kind::chunk;
-      u.header.data = data_kind::bytes;
-      u.header.tensor = i;
-      u.header.offset = offset;
-      u.header.tensor_size = t.nbytes;
-      u.header.transfer = x->transfers.empty() ? 0 : x->transfers[i];
-      u.data = static_cast<const std::byte*>(t.data) + offset;
-      u.size = std::min(chunk_size, t.nbytes - offset);
+        next.header.kind = unit_kind::chunk;
+      next.header.data = data_kind::bytes;
+      next.header.tensor = index;
+      next.header.offset = offset;
+      next.header.tensor_size = tensor.nbytes;
+      next.header.transfer = out->transfers.empty() ? 0 : out->transfers[index];
+      next.data = static_cast<const std::byte*>(tensor.data) + offset;
+      next.size = std::min(chunk_size, tensor.nbytes - offset);
     }
   }
-  x->open = result.size();
+  out->open = result.size();
   return result;
 }
 
-uint64_t ucx_fabric::engine::queued_to(rank_id x) const {
+uint64_t ucx_fabric::engine::queued_to(rank_id rank) const {
   std::lock_guard guard{worker_mutex_};
-  if (x.value >= peers_.size())
+  if (rank.value >= peers_.size())
     return 0;
-  auto& to = peers_[x.value];
+  auto& to = peers_[rank.value];
   auto result = to.bulk.size();
   for (auto& queue : to.small)
     result += queue.size();
@@ -181,22 +182,24 @@ void ucx_fabric::engine::take_queued_sends() {
     std::lock_guard guard{queue_mutex_};
     queued.swap(queued_sends_);
   }
-  for (auto& [x, units] : queued) {
-    auto& to = peers_[x->to.value];
+  for (auto& [out, units] : queued) {
+    auto& to = peers_[out->to.value];
     if (closing_ || to.state != peer_state::connected) {
-      x->why = closing_ ? stopped() : to.why;
-      finished_.push_back(std::move(x));
+      out->why = closing_ ? stopped() : to.why;
+      finished_.push_back(std::move(out));
       continue;
     }
     ++messages_sent_;
-    bytes_sent_ += x->content.body.bytes.size() + tensor_bytes(x->content.body);
-    for (auto& u : units) {
-      auto first = u.header.kind == unit_kind::description
-                     ? x->description.size()
+    bytes_sent_ += out->content.body.bytes.size()
+                   + tensor_bytes(out->content.body);
+    for (auto& part : units) {
+      auto first = part.header.kind == unit_kind::description
+                     ? out->description.size()
                      : header_size;
-      auto& queue = first + u.size <= to.eager_limit ? to.small[x->priority]
-                                                     : to.bulk;
-      queue.push_back(std::move(u));
+      auto& queue = first + part.size <= to.eager_limit
+                      ? to.small[out->priority]
+                      : to.bulk;
+      queue.push_back(std::move(part));
     }
     post_ready(to);
   }
@@ -207,41 +210,41 @@ void ucx_fabric::engine::post_ready(peer& to) {
     auto next = to.next_small();
     if (next == nullptr)
       break;
-    auto x = std::move(next->front());
+    auto first = std::move(next->front());
     next->pop_front();
-    post(to, std::move(x), false);
+    post(to, std::move(first), false);
   }
   while (!to.bulk.empty() && to.bulk_open < bulk_window
          && (to.bulk_open == 0
              || to.bulk_bytes + to.bulk.front().size <= bulk_window_bytes)) {
-    auto x = std::move(to.bulk.front());
+    auto first = std::move(to.bulk.front());
     to.bulk.pop_front();
-    post(to, std::move(x), true);
+    post(to, std::move(first), true);
   }
 }
 
-void ucx_fabric::engine::post(peer& to, unit x, bool bulk) {
+void ucx_fabric::engine::post(peer& to, unit what, bool bulk) {
   auto marker = !bulk && ++to.small_since_marker >= marker_interval_;
   auto operation = std::make_unique<send_operation>(
-    send_operation{*this, to, std::move(x), bulk, marker});
-  auto& u = operation->what;
+    send_operation{*this, to, std::move(what), bulk, marker});
+  auto& sending = operation->what;
   if (bulk) {
     ++to.bulk_open;
-    to.bulk_bytes += u.size;
+    to.bulk_bytes += sending.size;
   } else if (marker) {
     to.small_since_marker = 0;
     ++to.markers_open;
-    if (u.header.data == data_kind::none) {
-      u.header.data = data_kind::marker;
-      u.data = &marker_byte;
-      u.size = 1;
+    if (sending.header.data == data_kind::none) {
+      sending.header.data = data_kind::marker;
+      sending.data = &marker_byte;
+      sending.size = 1;
     }
   }
   // UCX reads the header until the operation completes.
   std::span<std::byte> header = operation->header;
-  if (u.header.kind == unit_kind::description)
-    header = u.of->description;
-  write_header(header, u.header, options_.token);
+  if (sending.header.kind == unit_kind::description)
+    header = sending.of->description;
+  write_header(header, sending.header, options_.token);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
                        | UCP_OP_ATTR_FIELD_FLAGS;
@@ -249,7 +252,8 @@ void ucx_fabric::engine::post(peer& to, unit x, bool bulk) {
   param.user_data = operation.get();
   param.flags = bulk || marker ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
   auto request = ucp_am_send_nbx(to.endpoint, active_message_id, header.data(),
-                                 header.size(), u.data, u.size, &param);
+                                 header.size(), sending.data, sending.size,
+                                 &param);
   if (UCS_PTR_IS_PTR(request)) {
     operation.release(); // `on_sent` deletes it
     ++open_sends_;
@@ -267,28 +271,28 @@ void ucx_fabric::engine::on_sent(void* request, ucs_status_t status,
   x->self.guarded(x->to, [&] { x->self.sent(*x, status); });
 }
 
-void ucx_fabric::engine::sent(send_operation& x, ucs_status_t status) {
-  if (x.bulk) {
-    --x.to.bulk_open;
-    x.to.bulk_bytes -= x.what.size;
+void ucx_fabric::engine::sent(send_operation& operation, ucs_status_t status) {
+  if (operation.bulk) {
+    --operation.to.bulk_open;
+    operation.to.bulk_bytes -= operation.what.size;
   }
-  if (x.marker)
-    --x.to.markers_open;
+  if (operation.marker)
+    --operation.to.markers_open;
   if (status == UCS_OK) {
-    drop(x.what, {});
+    drop(operation.what, {});
     return;
   }
   auto why = closing_ ? stopped()
-             : x.to.state == peer_state::connected
-               ? failure_of(status, x.to.rank, during::sending)
-               : x.to.why;
-  if (x.what.of)
-    for (auto& t : x.what.of->content.body.tensors)
-      quarantine_.push_back(t.owner);
+             : operation.to.state == peer_state::connected
+               ? failure_of(status, operation.to.rank, during::sending)
+               : operation.to.why;
+  if (operation.what.of)
+    for (auto& tensor : operation.what.of->content.body.tensors)
+      quarantine_.push_back(tensor.owner);
   // A lost message would leave a thread waiting for it.
-  if (x.to.state == peer_state::connected)
-    failed_.emplace_back(&x.to, why);
-  drop(x.what, why);
+  if (operation.to.state == peer_state::connected)
+    failed_.emplace_back(&operation.to, why);
+  drop(operation.what, why);
 }
 
 void ucx_fabric::engine::drop(unit& x, const failure& why) {
