@@ -38,14 +38,14 @@ double mb_of(uint64_t bytes) {
 }
 
 /// @param peers that share modules
-std::string explain(const activation_need& x, uint64_t peers) {
-  if (!x.unknown.empty())
-    return "  activations come on top, which nobody knows here: " + x.unknown
+std::string explain(const activation_need& need, uint64_t peers) {
+  if (!need.unknown.empty())
+    return "  activations come on top, which nobody knows here: " + need.unknown
            + "\n";
   std::string most;
-  for (auto y : x.bound)
-    most += fmt::format("{}{:.2f}", most.empty() ? "" : ", ", mb_of(y));
-  auto as_told = x.bound == x.predicted
+  for (auto bytes : need.bound)
+    most += fmt::format("{}{:.2f}", most.empty() ? "" : ", ", mb_of(bytes));
+  auto as_told = need.bound == need.predicted
                    ? std::string{}
                    : " in the schedule as predicted, with other timing up to "
                        + most;
@@ -73,14 +73,14 @@ std::string warn_of_limit(uint64_t need, const control_group& here) {
 /// all ranks run on this machine.
 class threads_of_a_rank {
 public:
-  explicit threads_of_a_rank(const train_config& x)
+  explicit threads_of_a_rank(const train_config& config)
     : before_(at::get_num_threads()) {
-    auto n = ranks_of(x);
-    auto share = std::max<uint64_t>(1, usable_cores().size() / n);
-    share = std::min(share,
-                     share_of_cpus(read_control_group(), n).value_or(share));
+    auto ranks = ranks_of(config);
+    auto share = std::max<uint64_t>(1, usable_cores().size() / ranks);
+    share = std::min(
+      share, share_of_cpus(read_control_group(), ranks).value_or(share));
     at::set_num_threads(
-      static_cast<int>(x.smp.threads > 0 ? x.smp.threads : share));
+      static_cast<int>(config.smp.threads > 0 ? config.smp.threads : share));
   }
 
   ~threads_of_a_rank() {
@@ -124,18 +124,18 @@ std::map<uint32_t, uint64_t> shared_parts(const walked_model& model,
 
 } // namespace
 
-std::string needs_text(const std::vector<memory_need>& xs,
+std::string needs_text(const std::vector<memory_need>& needs,
                        const activation_need& activations,
-                       const train_config& x, const control_group& here) {
-  std::vector<std::optional<uint64_t>> kept(xs.size());
+                       const train_config& config, const control_group& here) {
+  std::vector<std::optional<uint64_t>> kept(needs.size());
   if (activations.unknown.empty())
     kept.assign(activations.predicted.begin(), activations.predicted.end());
   uint64_t all = 0; // of one replica, of one of the ranks that share modules
-  for (size_t i = 0; i < xs.size(); ++i)
-    all += xs[i].sum() + kept[i].value_or(0);
-  return needs_table(xs, x.optimizer, kept)
-         + explain(activations, x.smp.tensor_parallel_degree)
-         + warn_of_limit(all * ranks_of(x) / xs.size(), here);
+  for (size_t device = 0; device < needs.size(); ++device)
+    all += needs[device].sum() + kept[device].value_or(0);
+  return needs_table(needs, config.optimizer, kept)
+         + explain(activations, config.smp.tensor_parallel_degree)
+         + warn_of_limit(all * ranks_of(config) / needs.size(), here);
 }
 
 printed_plan plan_tree(const std::string& path, partition_options options) {
@@ -148,19 +148,20 @@ printed_plan plan_tree(const std::string& path, partition_options options) {
 
 std::vector<memory_need> needs_of(const walked_model& model,
                                   const partition_decision& decision,
-                                  const train_config& x) {
+                                  const train_config& config) {
   const auto parts = shared_parts(
     model, decision.sharing,
-    static_cast<int64_t>(x.smp.tensor_parallel_degree));
+    static_cast<int64_t>(config.smp.tensor_parallel_degree));
   std::vector<memory_need> result;
-  for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i)
-    result.push_back(need_of(model, x, [&](uint32_t tensor) -> held_part {
-      auto& t = model.tensors[tensor];
-      if (decision.plan.module_device[t.modules.front()] != i)
+  for (uint64_t device = 0; device < config.smp.pipeline_parallel_degree;
+       ++device)
+    result.push_back(need_of(model, config, [&](uint32_t tensor) -> held_part {
+      auto& walked = model.tensors[tensor];
+      if (decision.plan.module_device[walked.modules.front()] != device)
         return {};
       if (auto part = parts.find(tensor); part != parts.end())
         return {part->second, true};
-      return {t.tensor.nbytes(), false};
+      return {walked.tensor.nbytes(), false};
     }));
   return result;
 }
@@ -172,15 +173,15 @@ void fail_on_microbatch(const train_config& x, const std::string& which,
                           which, why.substr(0, why.find('\n')))};
 }
 
-void try_first_microbatch(const train_config& x, const std::string& why) {
-  auto whole = make_trainable(x);
-  auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
+void try_first_microbatch(const train_config& config, const std::string& why) {
+  auto whole = make_trainable(config);
+  auto arguments = split(first_batch(config), config.smp.microbatches, 0, 0);
   try {
-    whole->loss(xs);
+    whole->loss(arguments);
   } catch (const error&) {
     throw;
   } catch (...) {
-    fail_on_microbatch(x, "microbatch", why);
+    fail_on_microbatch(config, "microbatch", why);
   }
 }
 
@@ -191,9 +192,12 @@ const walked_model& lone_decision::model() const {
 namespace {
 
 /// @returns why activations cannot be measured; empty if they can
-std::string why_not_measured(const lone_decision& run, const train_config& x) {
-  auto is_absent = [](const walked_tensor& t) { return is_deferred(t.tensor); };
-  if (x.smp.trace_device == "none")
+std::string why_not_measured(const lone_decision& run,
+                             const train_config& config) {
+  auto is_absent = [](const walked_tensor& tensor) {
+    return is_deferred(tensor.tensor);
+  };
+  if (config.smp.trace_device == "none")
     return "smp.trace_device is none";
   if (!run.decision.trace_failure.empty())
     return run.decision.trace_failure;
@@ -210,15 +214,16 @@ schedule_report play(const lone_decision& run, const train_config& x,
 
 /// @param bytes by module, of one microbatch
 /// @returns by device, the peak over the microbatches of the schedule
-std::vector<uint64_t> as_played(const lone_decision& run, const train_config& x,
+std::vector<uint64_t> as_played(const lone_decision& run,
+                                const train_config& config,
                                 const std::vector<uint64_t>& bytes) {
   auto info = run.decision.model;
-  for (size_t i = 0; i < info.size(); ++i)
-    info[i].activations = static_cast<double>(bytes[i]);
-  auto report = play(run, x, info);
+  for (size_t module = 0; module < info.size(); ++module)
+    info[module].activations = static_cast<double>(bytes[module]);
+  auto report = play(run, config, info);
   std::vector<uint64_t> result;
-  for (auto y : report.peak_activations)
-    result.push_back(static_cast<uint64_t>(y));
+  for (auto peak : report.peak_activations)
+    result.push_back(static_cast<uint64_t>(peak));
   return result;
 }
 
@@ -235,16 +240,17 @@ std::vector<uint64_t> at_most(const lone_decision& run, const train_config& x,
 
 /// @param count turns bytes of one microbatch into peaks by device
 template <class F>
-std::vector<uint64_t> peaks_of(const train_config& x,
+std::vector<uint64_t> peaks_of(const train_config& config,
                                const kept_activations& kept, F count) {
   auto result = count(kept.saved);
   auto arguments = count(kept.arguments);
-  for (size_t i = 0; i < result.size(); ++i) {
+  for (size_t device = 0; device < result.size(); ++device) {
     // Arguments on their way to the file, and back.
-    if (x.smp.offload_activations)
-      arguments[i] = std::min(arguments[i], 2 * x.smp.activation_loading_horizon
-                                              * kept.largest_call[i]);
-    result[i] += arguments[i] + kept.computed_again[i];
+    if (config.smp.offload_activations)
+      arguments[device] = std::min(arguments[device],
+                                   2 * config.smp.activation_loading_horizon
+                                     * kept.largest_call[device]);
+    result[device] += arguments[device] + kept.computed_again[device];
   }
   return result;
 }
@@ -278,26 +284,27 @@ private:
   tensor_group* before_;
 };
 
-/// @pre why_not_measured(run, x).empty()
-activation_need measure(lone_decision& run, const train_config& x) {
+/// @pre why_not_measured(run, config).empty()
+activation_need measure(lone_decision& run, const train_config& config) {
   std::optional<kept_activations> kept;
   activation_need result{.unknown = "the forward phase did not end"};
   // In a trace, so that parameters, buffers and streams stay what they are.
   run.state.trace(first_stream(run.of), [&] {
     try {
-      auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
+      auto arguments = split(first_batch(config), config.smp.microbatches, 0,
+                             0);
       std::optional<with_assumed_peers> peers;
-      if (x.smp.tensor_parallel_degree > 1)
-        peers.emplace(run, x.smp);
-      kept = measure_kept(run.model(), run.decision, xs,
-                          [&] { return run.whole.loss(xs); });
+      if (config.smp.tensor_parallel_degree > 1)
+        peers.emplace(run, config.smp);
+      kept = measure_kept(run.model(), run.decision, arguments,
+                          [&] { return run.whole.loss(arguments); });
       result.unknown.clear();
-    } catch (const error& e) {
-      result.unknown = e.what();
-    } catch (const c10::Error& e) {
-      result.unknown = e.what_without_backtrace();
-    } catch (const std::exception& e) {
-      result.unknown = e.what();
+    } catch (const error& failed) {
+      result.unknown = failed.what();
+    } catch (const c10::Error& failed) {
+      result.unknown = failed.what_without_backtrace();
+    } catch (const std::exception& failed) {
+      result.unknown = failed.what();
     }
   });
   result.unknown.resize(
@@ -305,39 +312,39 @@ activation_need measure(lone_decision& run, const train_config& x) {
   if (!kept)
     return result;
   result.predicted = peaks_of(
-    x, *kept, [&](auto& bytes) { return as_played(run, x, bytes); });
-  result.bound = peaks_of(x, *kept,
-                          [&](auto& bytes) { return at_most(run, x, bytes); });
+    config, *kept, [&](auto& bytes) { return as_played(run, config, bytes); });
+  result.bound = peaks_of(
+    config, *kept, [&](auto& bytes) { return at_most(run, config, bytes); });
   return result;
 }
 
 /// Whether the first device will have to hold, for all its microbatches, as
 /// much as one microbatch takes of the whole model.
-bool has_room(const lone_decision& run, const train_config& x) {
+bool has_room(const lone_decision& run, const train_config& config) {
   uint64_t whole = 0;
-  for (auto& y : run.model().tensors)
-    if (y.tensor.defined())
-      whole += y.tensor.nbytes();
+  for (auto& walked : run.model().tensors)
+    if (walked.tensor.defined())
+      whole += walked.tensor.nbytes();
   // While measuring, the ranks' parts exist besides the whole modules.
   const auto parts = shared_parts(
     run.model(), run.decision.sharing,
-    static_cast<int64_t>(x.smp.tensor_parallel_degree));
+    static_cast<int64_t>(config.smp.tensor_parallel_degree));
   for (auto& [tensor, bytes] : parts)
     whole += bytes;
   return run.decision.checkpointing.chosen.empty()
-         && whole <= needs_of(run.model(), run.decision, x).front().sum()
-         && play(run, x, run.decision.model).peak_live.front()
-              >= x.smp.pipeline_parallel_degree;
+         && whole <= needs_of(run.model(), run.decision, config).front().sum()
+         && play(run, config, run.decision.model).peak_live.front()
+              >= config.smp.pipeline_parallel_degree;
 }
 
 /// @returns why the first held-out microbatch fails in evaluation mode: code
 /// that no training step runs. Empty: it does not, or cannot be tried here
-std::string failed_evaluation(lone_decision& run, const train_config& x) {
+std::string failed_evaluation(lone_decision& run, const train_config& config) {
   std::string result;
-  if (x.train.eval_steps == 0 || !why_not_measured(run, x).empty())
+  if (config.train.eval_steps == 0 || !why_not_measured(run, config).empty())
     return result;
-  auto n = replicas_of(x);
-  auto data = make_data(x, n);
+  auto replicas = replicas_of(config);
+  auto data = make_data(config, replicas);
   if (!data->has_held_out())
     return result;
   run.whole.train(false);
@@ -345,12 +352,13 @@ std::string failed_evaluation(lone_decision& run, const train_config& x) {
   run.state.trace(first_stream(run.of), [&] {
     at::NoGradGuard no_grad;
     try {
-      run.whole.loss(split(data->held_out_batch(0, x.train.eval_steps, {0, n}),
-                           x.smp.microbatches, 0, 0));
-    } catch (const c10::Error& e) {
-      result = e.what_without_backtrace();
-    } catch (const std::exception& e) {
-      result = e.what();
+      run.whole.loss(
+        split(data->held_out_batch(0, config.train.eval_steps, {0, replicas}),
+              config.smp.microbatches, 0, 0));
+    } catch (const c10::Error& failed) {
+      result = failed.what_without_backtrace();
+    } catch (const std::exception& failed) {
+      result = failed.what();
     }
   });
   run.whole.train(true);
@@ -365,20 +373,20 @@ activation_need activations_of(lone_decision& run, const train_config& x) {
 }
 
 activation_need activations_at_start(lone_decision& run,
-                                     const train_config& x) {
-  activation_need unknown{.unknown = why_not_measured(run, x)};
+                                     const train_config& config) {
+  activation_need unknown{.unknown = why_not_measured(run, config)};
   if (!unknown.unknown.empty())
     return unknown;
   try {
     // Only smp's own models surely have no state that a trace cannot restore.
-    const bool stays = x.model.type != "plugin" || run.decision.traced;
+    const bool stays = config.model.type != "plugin" || run.decision.traced;
     // A run consults the user's own schedule in steps only.
-    if (x.smp.pipeline != "actor" && x.model.type != "torchscript" && stays
-        && has_room(run, x))
-      return measure(run, x);
+    if (config.smp.pipeline != "actor" && config.model.type != "torchscript"
+        && stays && has_room(run, config))
+      return measure(run, config);
     unknown.unknown = "smp-train check measures them";
-  } catch (const error& e) {
-    unknown.unknown = e.what();
+  } catch (const error& failed) {
+    unknown.unknown = failed.what();
   }
   return unknown;
 }
@@ -401,52 +409,55 @@ bool counts_exchanges(const model_state& state, const train_config& x) {
 
 } // namespace
 
-void decide_alone(const train_config& x,
+void decide_alone(const train_config& config,
                   const std::function<void(lone_decision&)>& use) {
-  const auto devices = x.smp.pipeline_parallel_degree;
+  const auto devices = config.smp.pipeline_parallel_degree;
   virtual_world_options world;
-  world.config = x.smp;
+  world.config = config.smp;
   world.config.active_microbatches = effective_active_microbatches(
-    x.smp, x.smp.microbatches);
+    config.smp, config.smp.microbatches);
   world.config.pipeline_parallel_degree = 1;
-  world.config.fast_mode = takes_promises(x.smp);
+  world.config.fast_mode = takes_promises(config.smp);
   world.config.ddp = false;
   world.config.default_partition = 0; // the other devices are not ranks
   world.config = without_idle_keys(std::move(world.config));
-  threads_of_a_rank threads{x};
+  threads_of_a_rank threads{config};
   run_virtual_world(1, world, [&](session& s) {
-    auto whole = make_whole(x);
-    auto data = make_data(x, replicas_of(x));
+    auto whole = make_whole(config);
+    auto data = make_data(config, replicas_of(config));
     auto model = whole->distribute();
-    begin_run(x, *whole, *data, *model);
-    if (!x.train.init_from.empty())
-      check_state_dict(x.train.init_from, *model, x.train.init_prefix);
+    begin_run(config, *whole, *data, *model);
+    if (!config.train.init_from.empty())
+      check_state_dict(config.train.init_from, *model,
+                       config.train.init_prefix);
     auto& state = model->state();
-    auto wanted = x.smp.auto_partition ? state.wants_trace(devices)
-                                       : state.can_trace(devices);
-    if (wanted || counts_exchanges(state, x))
+    auto wanted = config.smp.auto_partition ? state.wants_trace(devices)
+                                            : state.can_trace(devices);
+    if (wanted || counts_exchanges(state, config))
       state.trace(first_stream(s), [&] {
-        whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
+        whole->rehearse(
+          split(first_batch(config), config.smp.microbatches, 0, 0));
       });
-    register_classes(x.smp);
-    auto sharing = sharing_wanted(x.smp);
+    register_classes(config.smp);
+    auto sharing = sharing_wanted(config.smp);
     sharing.explains_all = true;
     lone_decision decided{s, state, *whole,
                           state.decide(static_cast<uint32_t>(devices),
-                                       x.smp.default_partition, sharing)};
+                                       config.smp.default_partition, sharing)};
     use(decided);
   });
 }
 
-printed_plan plan_model(const train_config& x, bool all) {
+printed_plan plan_model(const train_config& config, bool all) {
   printed_plan result;
-  decide_alone(x, [&](lone_decision& run) {
+  decide_alone(config, [&](lone_decision& run) {
     auto& decision = run.decision;
-    auto needs = needs_of(run.model(), decision, x);
+    auto needs = needs_of(run.model(), decision, config);
     result = {
-      decision.text(all) + needs_text(needs, activations_of(run, x), x),
+      decision.text(all)
+        + needs_text(needs, activations_of(run, config), config),
       plan_json(decision.model, decision.plan, decision.sharing.remarks),
-      decision.trace_failure, failed_evaluation(run, x)};
+      decision.trace_failure, failed_evaluation(run, config)};
   });
   return result;
 }

@@ -145,22 +145,22 @@ public:
     gradients_ = by_name(model_->gradients());
   }
 
-  void on_step(const step_metrics& x) override {
+  void on_step(const step_metrics& metrics) override {
     after_ = by_name(model_->state_dict());
     rank_.observe(nullptr); // of an evaluation, only the loss is compared
     auto log = gather_log();
-    auto reference = run_reference(x);
+    auto reference = run_reference(metrics);
     if (reference) {
-      compare(x, std::move(log), std::move(*reference));
+      compare(metrics, std::move(log), std::move(*reference));
       gather_findings();
     }
     share_differences();
-    summary_.steps = x.step;
-    summary_.recorded += x.static_mode == "record";
-    summary_.replayed += x.static_mode == "replay";
-    summary_.fell_back += x.static_mode == "fallback";
-    summary_.requests += x.requests;
-    next_.on_step(x);
+    summary_.steps = metrics.step;
+    summary_.recorded += metrics.static_mode == "record";
+    summary_.replayed += metrics.static_mode == "replay";
+    summary_.fell_back += metrics.static_mode == "fallback";
+    summary_.requests += metrics.requests;
+    next_.on_step(metrics);
   }
 
   void on_evaluation(uint64_t step, double loss) override {
@@ -220,28 +220,29 @@ private:
     share_differences();
   }
 
-  void compare(const step_metrics& x, observed_step log,
+  void compare(const step_metrics& metrics, observed_step log,
                step_evidence reference) {
     step_evidence pipeline;
     pipeline.log = std::move(log);
     pipeline.gradients = gradients_;
-    pipeline.loss = x.loss;
-    for (auto& t : names_) {
-      auto& name = t.all.front();
-      auto i = after_.find(name);
-      if (i != after_.end())
-        (t.is_buffer ? pipeline.buffers : pipeline.parameters).insert(*i);
+    pipeline.loss = metrics.loss;
+    for (auto& names : names_) {
+      auto& name = names.all.front();
+      auto updated = after_.find(name);
+      if (updated != after_.end())
+        (names.is_buffer ? pipeline.buffers : pipeline.parameters)
+          .insert(*updated);
     }
     average_over_replicas(reference);
-    if (x.skipped.empty()) {
-      pipeline.gradient_norm = x.grad_norm;
-      reference_->update(moment_of(x), gradients_, reference);
+    if (metrics.skipped.empty()) {
+      pipeline.gradient_norm = metrics.grad_norm;
+      reference_->update(moment_of(metrics), gradients_, reference);
     } else {
       pipeline.parameters.clear(); // they did not change
     }
     auto earlier = summary_.differences;
     compare_step(
-      {.step = x.step,
+      {.step = metrics.step,
        .microbatches = config_.smp.microbatches,
        .root_rank = rank_.pipeline().front().value,
        .names = names_,
@@ -257,7 +258,7 @@ private:
       summary_);
     if (options_.on_step)
       options_.on_step(
-        {x.step, x.loss, reference.loss,
+        {metrics.step, metrics.loss, reference.loss,
          std::max(summary_.gradients.share, summary_.updates.share),
          summary_.differences - earlier});
   }
@@ -308,46 +309,47 @@ private:
   }
 
   /// Replaces numbers by what one process would have for the whole batch.
-  void average_over_replicas(step_evidence& x) {
+  void average_over_replicas(step_evidence& evidence) {
     auto group = replicas();
     if (group.size() == 1)
       return;
-    auto n = static_cast<double>(group.size());
-    x.loss = rank_.exchange()
-               .all_reduce_sum(group, "smp.verify.loss", {x.loss})
-               .front()
-             / n;
+    auto replicas = static_cast<double>(group.size());
+    evidence.loss = rank_.exchange()
+                      .all_reduce_sum(group, "smp.verify.loss", {evidence.loss})
+                      .front()
+                    / replicas;
     std::vector<sent_tensor> mine;
-    for (auto& [name, t] : x.gradients)
-      mine.emplace_back(name, to_tensor_ref(t, true));
+    for (auto& [name, gradient] : evidence.gradients)
+      mine.emplace_back(name, to_tensor_ref(gradient, true));
     std::map<std::string, at::Tensor> sums;
     for (auto& other : rank_.exchange().all_gather(
            group, "smp.verify.gradients", to_payload(mine)))
       for (auto& [name, ref] :
            from_payload<std::vector<sent_tensor>>(other, "gradients")) {
-        auto t = to_tensor(ref);
-        auto [i, added] = sums.emplace(name, t);
+        auto gradient = to_tensor(ref);
+        auto [sum, added] = sums.emplace(name, gradient);
         if (!added)
-          i->second = i->second + t;
+          sum->second = sum->second + gradient;
       }
-    for (auto& [name, t] : sums)
-      t = t / n;
-    x.gradients = std::move(sums);
+    for (auto& [name, gradient] : sums)
+      gradient = gradient / replicas;
+    evidence.gradients = std::move(sums);
     if (config_.smp.broadcast_buffers)
-      take_first_buffers(x, group);
+      take_first_buffers(evidence, group);
   }
 
   /// The buffers of the first replica count for all.
-  void take_first_buffers(step_evidence& x, const std::vector<rank_id>& group) {
+  void take_first_buffers(step_evidence& evidence,
+                          const std::vector<rank_id>& group) {
     std::vector<sent_tensor> mine;
     if (rank_.self() == group.front())
-      for (auto& [name, t] : x.buffers)
-        mine.emplace_back(name, to_tensor_ref(t, true));
+      for (auto& [name, buffer] : evidence.buffers)
+        mine.emplace_back(name, to_tensor_ref(buffer, true));
     auto all = rank_.exchange().all_gather(group, "smp.verify.buffers",
                                            to_payload(mine));
     for (auto& [name, ref] :
          from_payload<std::vector<sent_tensor>>(all.front(), "buffers"))
-      x.buffers[name] = to_tensor(ref);
+      evidence.buffers[name] = to_tensor(ref);
   }
 
   /// Gathers the findings of all replicas on rank 0.
@@ -359,10 +361,11 @@ private:
     auto all = rank_.exchange().all_gather(group, "smp.verify.findings",
                                            to_payload(fresh));
     if (rank_.self() == group.front())
-      for (size_t i = 1; i < all.size(); ++i)
-        for (auto& x : from_payload<std::vector<finding>>(all[i], "findings")) {
-          x.what += fmt::format(" (replica {})", i);
-          summary_.add(std::move(x));
+      for (size_t replica = 1; replica < all.size(); ++replica)
+        for (auto& found :
+             from_payload<std::vector<finding>>(all[replica], "findings")) {
+          found.what += fmt::format(" (replica {})", replica);
+          summary_.add(std::move(found));
         }
     // The cause first, whichever replica found it.
     std::stable_sort(summary_.findings.begin() + static_cast<ptrdiff_t>(told_),
@@ -378,23 +381,24 @@ private:
     auto& modules = model_->state().model();
     auto mine = logger_.take(
       [&](const void* object) -> std::optional<std::string> {
-        auto i = modules.module_index.find(object);
-        if (i == modules.module_index.end())
+        auto index = modules.module_index.find(object);
+        if (index == modules.module_index.end())
           return std::nullopt;
-        return modules.modules[i->second].names.front();
+        return modules.modules[index->second].names.front();
       });
     auto all = rank_.exchange().all_gather(rank_.pipeline(), "smp.verify.log",
                                            to_payload(mine));
     observed_step result;
-    for (size_t i = 0; i < all.size() && reference_; ++i) {
-      auto from = rank_.pipeline()[i];
-      auto x = from_payload<observed_step>(all[i], "numbers of a step", from);
-      for (auto& c : x.calls) {
-        c.rank = from.value;
-        result.calls.push_back(std::move(c));
+    for (size_t index = 0; index < all.size() && reference_; ++index) {
+      auto from = rank_.pipeline()[index];
+      auto told = from_payload<observed_step>(all[index], "numbers of a step",
+                                              from);
+      for (auto& call : told.calls) {
+        call.rank = from.value;
+        result.calls.push_back(std::move(call));
       }
-      for (auto& p : x.passes)
-        result.passes.push_back(std::move(p));
+      for (auto& pass : told.passes)
+        result.passes.push_back(std::move(pass));
     }
     return result;
   }
@@ -412,16 +416,16 @@ private:
     auto updated = updated_by(optimizer);
     using roles = std::vector<std::pair<bool, bool>>; // holds, updates
     roles mine;
-    for (uint32_t i = 0; i < tensors.size(); ++i) {
-      auto& t = tensors[i].tensor;
-      mine.emplace_back(state.map().owned(i) && !is_placeholder(t),
-                        updated.contains(t.unsafeGetTensorImpl()));
+    for (uint32_t index = 0; index < tensors.size(); ++index) {
+      auto& tensor = tensors[index].tensor;
+      mine.emplace_back(state.map().owned(index) && !is_placeholder(tensor),
+                        updated.contains(tensor.unsafeGetTensorImpl()));
     }
     for (auto& other : rank_.exchange().all_gather(
            replicas(), "smp.verify.updaters", to_payload(mine))) {
       auto theirs = from_payload<roles>(other, "owners");
-      for (size_t i = 0; i < mine.size(); ++i)
-        mine[i].second = mine[i].second || theirs.at(i).second;
+      for (size_t index = 0; index < mine.size(); ++index)
+        mine[index].second = mine[index].second || theirs.at(index).second;
     }
     auto all = rank_.exchange().all_gather(
       rank_.pipeline(), "smp.verify.owners", to_payload(mine));
@@ -429,34 +433,35 @@ private:
       return;
     std::vector<std::vector<uint64_t>> holders(tensors.size());
     std::vector<std::vector<uint64_t>> updaters(tensors.size());
-    for (size_t r = 0; r < all.size(); ++r) {
-      auto theirs = from_payload<roles>(all[r], "owners");
-      for (uint32_t i = 0; i < tensors.size(); ++i) {
-        if (theirs.at(i).first)
-          holders[i].push_back(rank_.pipeline()[r].value);
-        if (theirs.at(i).second)
-          updaters[i].push_back(rank_.pipeline()[r].value);
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      auto theirs = from_payload<roles>(all[rank], "owners");
+      for (uint32_t index = 0; index < tensors.size(); ++index) {
+        if (theirs.at(index).first)
+          holders[index].push_back(rank_.pipeline()[rank].value);
+        if (theirs.at(index).second)
+          updaters[index].push_back(rank_.pipeline()[rank].value);
       }
     }
-    auto ranks = [](const std::vector<uint64_t>& xs) {
-      return xs.empty() ? "none" : fmt::format("{}", fmt::join(xs, ", "));
+    auto ranks = [](const std::vector<uint64_t>& owners) {
+      return owners.empty() ? "none"
+                            : fmt::format("{}", fmt::join(owners, ", "));
     };
     auto expected = reference_->names();
     std::unordered_set<std::string> open{expected.begin(), expected.end()};
-    for (uint32_t i = 0; i < tensors.size(); ++i) {
-      auto& name = tensors[i].names.front();
-      if (tensors[i].is_attribute)
+    for (uint32_t index = 0; index < tensors.size(); ++index) {
+      auto& name = tensors[index].names.front();
+      if (tensors[index].is_attribute)
         continue; // not part of the state that others know
       if (open.erase(name) == 0)
         add_owner(name, fmt::format("'{}' is a tensor of its own", name), "yes",
                   "no, it is tied");
-      else if (holders[i].size() != 1)
+      else if (holders[index].size() != 1)
         add_owner(name, fmt::format("ranks that own '{}'", name),
-                  ranks(holders[i]), "exactly one");
-      else if (!tensors[i].is_buffer && updaters[i] != holders[i]
+                  ranks(holders[index]), "exactly one");
+      else if (!tensors[index].is_buffer && updaters[index] != holders[index]
                && !config_.smp.shard_optimizer_state) // rows have owners
         add_owner(name, fmt::format("ranks that update '{}'", name),
-                  ranks(updaters[i]), ranks(holders[i]));
+                  ranks(updaters[index]), ranks(holders[index]));
       else
         ++summary_.owned;
     }
@@ -468,15 +473,15 @@ private:
 
   void add_owner(const std::string& tensor, std::string what,
                  std::string pipeline, std::string reference) {
-    finding f;
-    f.kind = finding_kind::owner;
+    finding found;
+    found.kind = finding_kind::owner;
     auto dot = tensor.rfind('.');
-    f.module = dot == std::string::npos ? "" : tensor.substr(0, dot);
-    f.tensor = tensor;
-    f.what = std::move(what);
-    f.values = {"", std::move(pipeline), std::move(reference),
-                std::numeric_limits<double>::infinity(), 0};
-    summary_.add(std::move(f));
+    found.module = dot == std::string::npos ? "" : tensor.substr(0, dot);
+    found.tensor = tensor;
+    found.what = std::move(what);
+    found.values = {"", std::move(pipeline), std::move(reference),
+                    std::numeric_limits<double>::infinity(), 0};
+    summary_.add(std::move(found));
   }
 
   rank_runtime& rank_;
