@@ -10,34 +10,12 @@ class server_output {
 public:
   virtual ~server_output() = default;
 
-  // -- contexts: they have the token now --------------------------------------
+  // -- contexts, which have the token now -------------------------------------
 
   /// Gives `x` to a context; creates the context if its id is new.
   virtual void start(context_id ctx, request x) = 0;
 
   virtual void resume(context_id ctx, response x) = 0;
-
-  // -- contexts: they gave the token back -------------------------------------
-
-  /// The context waits for the response to `x`.
-  /// @param x 0: the call was refused
-  virtual void parked(context_id, request_id) {
-    // nop
-  }
-
-  /// The context's wait is over; it now waits for the token.
-  virtual void answered(context_id) {
-    // nop
-  }
-
-  virtual void idle(context_id) {
-    // nop
-  }
-
-  /// The context died.
-  virtual void lost(context_id) {
-    // nop
-  }
 
   // -- other ranks and the PIPELINE SCHEDULER ---------------------------------
 

@@ -323,7 +323,6 @@ void module_server_state::init(server_options x,
   on_report = std::move(f);
   if (!options.board)
     options.board = std::make_shared<rank_board>(options.self, 0);
-  noted.emplace(*this, *options.board);
   auto leader = options.pipeline.front() == options.self;
   if (options.sequencer)
     options.sequencer->on_moved([door = door] { door->send(moved_atom_v); });
@@ -332,12 +331,13 @@ void module_server_state::init(server_options x,
       .self = options.self,
       .leader = leader,
       .services = *options.services,
+      .board = *options.board,
       .token = options.token,
       .on_token = [door = door] { door->send(token_atom_v); },
       .sequencer = options.sequencer,
       .records = options.records,
     },
-    *noted);
+    *this);
   if (leader)
     scheduler = self->spawn<caf::monitored>(
       pipeline_scheduler, options.self, module_server_actor{self},

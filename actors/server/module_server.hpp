@@ -1,6 +1,5 @@
 #pragma once
 
-#include "actors/board/noting_output.hpp"
 #include "actors/protocol/server_status.hpp"
 #include "actors/server/server_core.hpp"
 #include "actors/server/server_options.hpp"
@@ -131,7 +130,6 @@ struct module_server_state : server_output {
   std::shared_ptr<server_door> door;
   server_options options;
   std::function<void(step_report)> on_report;
-  std::optional<noting_output> noted;
   std::optional<server_core> core;
   std::map<context_id, context_entry> contexts;
   pipeline_scheduler_actor scheduler;

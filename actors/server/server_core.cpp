@@ -40,7 +40,7 @@ void server_core::enter(const run_step& x) {
     auto& plan = early_[x.step].plan;
     if (options_.leader) {
       plan = options_.records->plan(x.step);
-      output_.planned(*plan);
+      noted().planned(*plan);
     } else if (!plan && !down_ && !closing_) {
       current_.step = x.step;
       entering_ = x;
@@ -69,7 +69,7 @@ void server_core::begin(run_step x) {
   early_.erase(early_.begin(), early_.upper_bound(x.step));
   prepare(news.plan);
   if (options_.leader)
-    output_.run(admission());
+    noted().run(admission());
   if (news.diverged && following())
     drop_record(*news.diverged);
   for (auto& y : news.forwards)
@@ -324,7 +324,7 @@ void server_core::suspend(context_id ctx, call x) {
   }
   auto id = request_id{self(),
                        request_number(cur.step, known ? *known : ++calls_)};
-  output_.parked(ctx, x.kind == call_kind::remote ? id : request_id{});
+  options_.board.parked(ctx, x.kind == call_kind::remote ? id : request_id{});
   if (refused) {
     fail(refused);
     push(entry, {id, {}, refused});
@@ -338,17 +338,17 @@ void server_core::suspend(context_id ctx, call x) {
     case call_kind::remote:
     case call_kind::promise: // never here: see `issue`
       if (known && replay_->forms())
-        output_.ask(x.owner, recorded_request{id, std::move(x.body.tensors),
+        noted().ask(x.owner, recorded_request{id, std::move(x.body.tensors),
                                               std::move(x.released)});
       else
-        output_.ask(x.owner, request_of(entry_of_context, id.number, x));
+        noted().ask(x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
       // Its promises run on other ranks, which may be idle until its backward
       // phase begins: serve nothing before the SCHEDULER has decided.
       if (!entry_of_context.promises.empty())
         undecided_.insert(id);
-      output_.forward_done({id, cur.microbatch});
+      noted().forward_done({id, cur.microbatch});
       break;
     case call_kind::wait:
       if (recorder_ && !entry.in_order)
@@ -368,7 +368,7 @@ void server_core::finish(context_id ctx, outcome x) {
   auto cur = *std::exchange(current, std::nullopt);
   free_token(ctx);
   warm_ = ctx;
-  output_.idle(ctx);
+  options_.board.idle(ctx);
   auto id = cur.id;
   auto promised = cur.promised;
   if (!entered.empty())
@@ -386,7 +386,7 @@ void server_core::finish(context_id ctx, outcome x) {
   if (x.error)
     fail(x.error);
   if (known && dead_.count(id.origin) == 0)
-    output_.answer(recorded_response{id, std::move(x.body.tensors)});
+    noted().answer(recorded_response{id, std::move(x.body.tensors)});
   else
     reply({id, std::move(x.body), std::move(x.error)});
   if (promised)
@@ -402,7 +402,7 @@ void server_core::lose(context_id ctx, const std::string& why) {
   auto cur = std::move(i->second.current);
   contexts_.erase(i);
   free_token(ctx);
-  output_.lost(ctx);
+  options_.board.lost(ctx);
   // Keep promises, which are answered as before: others may wait for them.
   std::erase_if(pending_, [&](auto& y) {
     return y.second.context == ctx && !y.second.answer;
@@ -434,7 +434,7 @@ void server_core::fail(const failure& x) {
   recorder_.reset();
   if (replay_)
     replay_->diverge(); // what unwinds does not follow the record
-  output_.failed({current_.step, x});
+  noted().failed({current_.step, x});
   answer_queued(x);
   // Nothing is granted any more, and a wait may be for what failed.
   cancel_pending(x, [](auto& y) {
@@ -492,7 +492,7 @@ void server_core::reply(response x) {
       && x.error.code == error_code::cancelled)
     x.error.code = error_code::rank_down;
   if (dead_.count(x.id.origin) == 0)
-    output_.answer(std::move(x));
+    noted().answer(std::move(x));
 }
 
 void server_core::check_over() {
@@ -506,7 +506,7 @@ void server_core::check_over() {
   if (options_.sequencer)
     options_.sequencer->end_step(!report.error);
   end_record(!report.error);
-  output_.step_over(std::move(report));
+  noted().step_over(std::move(report));
 }
 
 // -- ready queue and token ----------------------------------------------------
@@ -526,7 +526,7 @@ void server_core::push(request x, std::vector<module_id> entered) {
 void server_core::push(const pending_call& x, response y) {
   auto key = key_of(x.what, contexts_.at(x.context).current->microbatch);
   ready_.push_back({key, {}, x.context, std::move(y), !x.in_order});
-  output_.answered(x.context);
+  options_.board.answered(x.context);
 }
 
 void server_core::free_token(context_id ctx) {
@@ -565,6 +565,7 @@ void server_core::serve_next() {
   ready_.erase(i);
   auto ctx = item.context ? *item.context : idle_context();
   executing_ = ctx;
+  options_.board.executes(ctx);
   auto& entry = contexts_[ctx];
   if (auto y = std::get_if<response>(&item.work))
     return output_.resume(ctx, std::move(*y));

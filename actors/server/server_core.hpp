@@ -3,6 +3,7 @@
 // The logic of a MODULE SERVER, without actors: which request executes next,
 // what each execution waits for, and how a step ends.
 
+#include "actors/board/rank_board.hpp"
 #include "actors/protocol/messages.hpp"
 #include "actors/protocol/rank_services.hpp"
 #include "actors/protocol/server_output.hpp"
@@ -40,6 +41,10 @@ public:
     bool leader = false;
     /// Must outlive the core.
     rank_services& services;
+    /// The stall search must see who has the token, who was answered, and that
+    /// anything happened at all: the core writes it here. Must outlive the
+    /// core.
+    rank_board& board;
     std::shared_ptr<execution_token> token;
     /// Called when the token arrives later; must lead to `token_granted`.
     std::function<void()> on_token;
@@ -313,6 +318,12 @@ private:
   context_id idle_context();
 
   enum class hold : uint8_t { none, in_line, held };
+
+  /// @returns where to send what counts as progress of the rank
+  server_output& noted() {
+    options_.board.note();
+    return output_;
+  }
 
   options options_;
   server_output& output_;

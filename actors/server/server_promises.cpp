@@ -47,10 +47,10 @@ void server_core::issue(context_id ctx, call x) {
   if (recorder_)
     recorder_->called(pos->second.current->id, id, x);
   if (known)
-    output_.ask(x.owner, recorded_request{id, std::move(x.body.tensors),
+    noted().ask(x.owner, recorded_request{id, std::move(x.body.tensors),
                                           std::move(x.released)});
   else
-    output_.ask(x.owner, request_of(pos->second, x.number, x));
+    noted().ask(x.owner, request_of(pos->second, x.number, x));
   pos->second.promises[x.owner] = x.number;
 }
 

@@ -84,7 +84,7 @@ failure server_core::leave_record(const request& at, const std::string& how) {
                                       .describe()};
   drop_record(news);
   if (!options_.leader)
-    output_.diverged(news);
+    noted().diverged(news);
   return {};
 }
 
@@ -102,7 +102,7 @@ void server_core::drop_record(const step_diverged& x) {
   replay_->diverge();
   options_.records->diverged(x.text);
   if (options_.leader)
-    output_.diverged(x);
+    noted().diverged(x);
 }
 
 // -- messages that name the record --------------------------------------------

@@ -17,11 +17,13 @@ namespace smp::test {
 struct noted_output : server_output {
   void start(context_id ctx, request x) override {
     executing = ctx;
+    had_token = board.view().activities.back().executes;
     note("start c" + number(ctx) + " mb" + number(x.microbatch));
   }
 
   void resume(context_id ctx, response x) override {
     executing = ctx;
+    had_token = board.view().activities.back().executes;
     last = x;
     note("resume c" + number(ctx) + (x.error ? " " + x.error.text : ""));
   }
@@ -108,6 +110,9 @@ struct noted_output : server_output {
   response last;
   response answered;
   request asked;
+  rank_board board{rank_id{0}, 2};
+  /// The board said so before the context knew.
+  bool had_token = false;
   recorded_request asked_again;
   smp::forward_done waiting;
   request_id reported;
@@ -125,6 +130,7 @@ struct core_fixture {
     : core({.self = rank_id{0},
             .leader = leader,
             .services = services,
+            .board = out.board,
             .token = std::move(token),
             .on_token = [this] { ++granted; },
             .sequencer = std::move(sequencer)},
@@ -204,6 +210,8 @@ struct replaying_core {
   server_core core{{.self = rank_id{0},
                     .leader = true,
                     .services = services,
+                    .board = out.board,
+                    .board = out.board,
                     .token = std::make_shared<execution_token>(),
                     .on_token = [] {},
                     .records = records},

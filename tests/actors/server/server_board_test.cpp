@@ -1,0 +1,74 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/server_core_fixture.hpp"
+
+// What the core writes on the board of its rank, for the stall search.
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+constexpr context_id ctx{1};
+
+struct board_fixture : leader_fixture {
+  board_fixture() : notes(out.board.notes_of(ctx)) {
+    // nop
+  }
+
+  activity last() {
+    return out.board.view().activities.back();
+  }
+
+  /// @returns whether what `f` does counts as progress of the rank
+  template <class F>
+  bool counts(F f) {
+    out.board.look();
+    auto before = out.board.look();
+    f();
+    return out.board.look() != before;
+  }
+
+  rank_board::notes_ptr notes;
+};
+
+} // namespace
+
+TEST_CASE_METHOD(board_fixture,
+                 "the board knows who has the token before a context does",
+                 "[actors][core][board]") {
+  auto now = context_notes::clock::now();
+  enter(1);
+  request first{{rank_id{1}, 6}, step_id{1},     microbatch_id{0},
+                module_id{7},    phase::forward, {}};
+  core.receive(first);
+  CHECK(out.had_token);
+  REQUIRE(notes->start(first, now));
+  call x;
+  x.owner = rank_id{1};
+  REQUIRE(notes->park(x, now));
+  core.suspend(ctx, x);
+  CHECK_FALSE(last().executes);
+  CHECK(last().asks == out.asked.id);
+  auto asked = out.asked.id;
+  receive(7, 1, 1); // takes the token
+  core.receive(response{asked, {}, {}});
+  CHECK(last().waits_for == "the execution token");
+  out.had_token = false;
+  core.finish(context_id{2}, {});
+  CHECK(out.had_token);
+  REQUIRE(notes->resume(now));
+  REQUIRE(notes->finish(now));
+  core.finish(ctx, {});
+  CHECK(out.board.view().activities.size() == 1); // the user's thread
+}
+
+TEST_CASE_METHOD(board_fixture, "whatever goes to others counts as progress",
+                 "[actors][core][board]") {
+  CHECK(counts([&] { enter(1); }));               // runs
+  CHECK_FALSE(counts([&] { receive(2, 3, 0); })); // of a later step
+  receive(1, 1, 0);
+  CHECK(counts([&] { call_remote(1); })); // asks
+  core.receive(response{out.asked.id, {}, {}});
+  CHECK(counts([&] { finish(); })); // answers
+}
