@@ -13,17 +13,6 @@ namespace smp {
 
 namespace {
 
-/// @returns how `a` differs from `b`, the reference's; nothing if it equals it.
-/// A number that is not finite equals only itself
-std::optional<mismatch> compare_numbers(double a, double b,
-                                        const tolerance& allowed) {
-  auto bound = allowed.bound(std::abs(b));
-  auto close = std::isfinite(b) && std::abs(a - b) <= bound;
-  if (a == b || (std::isnan(a) && std::isnan(b)) || close)
-    return std::nullopt;
-  return mismatch{"", number_text(a), number_text(b), std::abs(a - b), bound};
-}
-
 std::string parent_of(const std::string& path) {
   auto dot = path.rfind('.');
   return dot == std::string::npos ? "" : path.substr(0, dot);
@@ -94,6 +83,18 @@ private:
     return result;
   }
 
+  void add(finding_kind kind, uint64_t microbatch, const std::string& module,
+           std::string what, mismatch values) {
+    auto found = make(kind, module, std::move(what), std::move(values));
+    found.microbatch = microbatch;
+    result_.add(std::move(found));
+  }
+
+  void add(std::vector<finding>&& found) {
+    for (auto& x : found)
+      result_.add(std::move(x));
+  }
+
   // -- microbatches -----------------------------------------------------------
 
   std::vector<const logged_pass*> passes_of(uint64_t microbatch) const {
@@ -111,75 +112,76 @@ private:
     return nullptr;
   }
 
+  /// Calls `f` for each microbatch that went forward once in both runs.
+  template <class F>
+  void each_pass(F f) {
+    for (uint64_t microbatch = 0; microbatch < in_.microbatches; ++microbatch) {
+      auto mine = passes_of(microbatch);
+      auto* expected = expected_pass(microbatch);
+      if (mine.size() == 1 && expected)
+        f(microbatch, *mine[0], *expected);
+    }
+  }
+
   /// The first module that a microbatch reaches.
   std::string entrance(uint64_t microbatch) const {
-    const logged_call* result = nullptr;
+    const logged_call* first = nullptr;
     for (auto* call : ordered_)
       if (call->microbatch == microbatch
-          && (!result || call->begun < result->begun))
-        result = call;
-    return result ? result->module : std::string{};
+          && (!first || call->begun < first->begun))
+        first = call;
+    return first ? first->module : std::string{};
   }
 
   /// The module that backward reaches first.
   std::string exit(uint64_t microbatch) const {
-    const logged_call* result = nullptr;
-    uint64_t first = 0;
+    std::string result;
+    std::optional<uint64_t> first;
     for (auto* call : ordered_)
       for (auto& gradient : call->gradients)
         // Of calls that return the same tensor, the innermost counts.
         if (call->microbatch == microbatch
-            && (!result || gradient.order < first)) {
-          result = call;
+            && (!first || gradient.order < *first)) {
+          result = call->module;
           first = gradient.order;
         }
-    return result ? result->module : std::string{};
+    return result;
   }
 
   void passes() {
     for (uint64_t microbatch = 0; microbatch < in_.microbatches; ++microbatch) {
       auto mine = passes_of(microbatch);
       auto* expected = expected_pass(microbatch);
-      auto add = [&](std::string what, mismatch values) {
-        auto found = make(finding_kind::microbatch, entrance(microbatch),
-                          std::move(what), std::move(values));
-        found.microbatch = microbatch;
-        result_.add(std::move(found));
-      };
       if (mine.size() != 1)
-        add(mine.empty() ? "the microbatch was lost; its forward passes"
+        add(finding_kind::microbatch, microbatch, entrance(microbatch),
+            mine.empty() ? "the microbatch was lost; its forward passes"
                          : "the microbatch ran again; its forward passes",
             count_mismatch(mine.size(), 1));
       else if (expected && mine[0]->inputs != expected->inputs)
-        add(data_text(*mine[0], microbatch),
+        add(finding_kind::microbatch, microbatch, entrance(microbatch),
+            data_text(*mine[0], microbatch),
             data_mismatch(*mine[0], *expected));
     }
     for (auto& pass : mine_.passes)
-      if (pass.microbatch >= in_.microbatches) {
-        auto found = make(
-          finding_kind::microbatch, "",
-          "a microbatch that does not exist; its forward passes",
-          count_mismatch(1, 0));
-        found.microbatch = pass.microbatch;
-        result_.add(std::move(found));
-      }
+      if (pass.microbatch >= in_.microbatches)
+        add(finding_kind::microbatch, pass.microbatch, "",
+            "a microbatch that does not exist; its forward passes",
+            count_mismatch(1, 0));
   }
 
   /// @returns what went wrong with the data of a microbatch
   std::string data_text(const logged_pass& mine, uint64_t microbatch) const {
     for (auto& pass : theirs_.passes)
       if (pass.microbatch != microbatch && pass.inputs == mine.inputs)
-        return fmt::format(
-          "its data was lost, that of microbatch {} came "
-          "twice; the data",
-          pass.microbatch);
+        return "its data was lost, that of microbatch "
+               + std::to_string(pass.microbatch) + " came twice; the data";
     return "the data";
   }
 
   static mismatch data_mismatch(const logged_pass& mine,
                                 const logged_pass& theirs) {
-    for (size_t i = 0; i < std::min(mine.inputs.size(), theirs.inputs.size());
-         ++i)
+    auto both = std::min(mine.inputs.size(), theirs.inputs.size());
+    for (size_t i = 0; i < both; ++i)
       if (auto x = compare_digests(mine.inputs[i], theirs.inputs[i], {0, 0}))
         return *x;
     return count_mismatch(mine.inputs.size(), theirs.inputs.size());
@@ -232,10 +234,8 @@ private:
     auto module = count_key{call.microbatch, call.module};
     if (!told.insert(module).second)
       return;
-    auto found = make(finding_kind::calls, call.module, "number of calls",
-                      count_mismatch(counts_[module], expected_[module]));
-    found.microbatch = call.microbatch;
-    result_.add(std::move(found));
+    add(finding_kind::calls, call.microbatch, call.module, "number of calls",
+        count_mismatch(counts_[module], expected_[module]));
   }
 
   void compare_arguments(const logged_call& mine, const logged_call& theirs) {
@@ -339,31 +339,22 @@ private:
   }
 
   void losses() {
-    for (uint64_t microbatch = 0; microbatch < in_.microbatches; ++microbatch) {
-      auto mine = passes_of(microbatch);
-      auto* expected = expected_pass(microbatch);
-      if (mine.size() != 1 || !expected)
-        continue;
-      auto name = fmt::format("loss of microbatch {}", microbatch);
-      auto wrong = compare_digests(mine[0]->loss, expected->loss,
-                                   allowed(expected->loss.dtype));
-      auto &sums = mine[0]->loss.sums, &expected_sums = expected->loss.sums;
-      comparison off_by;
-      off_by.relative = off_by.share = wrong ? infinity : 0;
-      if (sums.size() == 1 && expected_sums.size() == 1
-          && expected_sums[0] != 0) {
-        auto off = std::abs(sums[0] - expected_sums[0]),
-             size = std::abs(expected_sums[0]);
-        off_by.relative = off / size;
-        off_by.share = off / allowed(expected->loss.dtype).bound(size);
+    each_pass([this](auto microbatch, auto& mine, auto& theirs) {
+      auto bound = allowed(theirs.loss.dtype);
+      auto wrong = compare_digests(mine.loss, theirs.loss, bound);
+      auto &own = mine.loss.sums, &other = theirs.loss.sums;
+      auto bad = wrong ? infinity : 0;
+      comparison score{.relative = bad, .share = bad, .wrong = {}};
+      if (own.size() == 1 && other.size() == 1 && other[0] != 0) {
+        auto off = std::abs(own[0] - other[0]), size = std::abs(other[0]);
+        score.relative = off / size;
+        score.share = off / bound.bound(size);
       }
-      result_.losses.add(name, off_by);
-      if (!wrong)
-        continue;
-      auto found = make(finding_kind::loss, "", "loss", *wrong);
-      found.microbatch = microbatch;
-      result_.add(std::move(found));
-    }
+      result_.losses.add(fmt::format("loss of microbatch {}", microbatch),
+                         score);
+      if (wrong)
+        add(finding_kind::loss, microbatch, "", "loss", *wrong);
+    });
     scalar(finding_kind::loss, "mean loss of the step", in_.pipeline.loss,
            in_.reference.loss, in_.allowed);
   }
@@ -397,18 +388,16 @@ private:
         && other == theirs.end()
         && own->second.count_nonzero().item<int64_t>() == 0)
       return;
-    auto add = [&](mismatch values) {
+    auto tell = [&](mismatch values) {
       auto found = make(kind, owner_of(names),
                         fmt::format("{} '{}'", what, name), std::move(values));
       found.tensor = name;
       out.push_back(std::move(found));
     };
     if (own == mine.end() || other == theirs.end()) {
-      comparison none;
-      none.relative = none.share = infinity;
-      sum.add(name, none);
-      add({"", own == mine.end() ? "none" : "a tensor",
-           other == theirs.end() ? "none" : "a tensor", infinity, 0});
+      sum.add(name, {.relative = infinity, .share = infinity, .wrong = {}});
+      tell({"", own == mine.end() ? "none" : "a tensor",
+            other == theirs.end() ? "none" : "a tensor", infinity, 0});
       return;
     }
     auto compared = kind == finding_kind::update
@@ -420,17 +409,16 @@ private:
                                           : allowed(other->second));
     sum.add(fmt::format("{} '{}'", what, name), compared);
     if (compared.wrong)
-      add(*compared.wrong);
+      tell(*compared.wrong);
   }
 
   void buffers() {
     std::vector<finding> found;
-    for (auto& x : in_.names)
-      if (x.is_buffer)
-        compare(finding_kind::buffer, x, "buffer", in_.pipeline.buffers,
+    for (auto& names : in_.names)
+      if (names.is_buffer)
+        compare(finding_kind::buffer, names, "buffer", in_.pipeline.buffers,
                 in_.reference.buffers, result_.buffers, found);
-    for (auto& f : found)
-      result_.add(std::move(f));
+    add(std::move(found));
   }
 
   void norm() {
@@ -442,12 +430,11 @@ private:
 
   void updates() {
     std::vector<finding> found;
-    for (auto& x : in_.names)
-      if (!x.is_buffer)
-        compare(finding_kind::update, x, "updated", in_.pipeline.parameters,
+    for (auto& names : in_.names)
+      if (!names.is_buffer)
+        compare(finding_kind::update, names, "updated", in_.pipeline.parameters,
                 in_.reference.parameters, result_.updates, found);
-    for (auto& f : found)
-      result_.add(std::move(f));
+    add(std::move(found));
   }
 
   // -- backward ---------------------------------------------------------------
@@ -482,29 +469,21 @@ private:
   }
 
   void seeds() {
-    for (uint64_t microbatch = 0; microbatch < in_.microbatches; ++microbatch) {
-      auto mine = passes_of(microbatch);
-      auto* expected = expected_pass(microbatch);
-      if (mine.size() != 1 || !expected)
-        continue;
-      auto add = [&](std::string what, mismatch values) {
-        auto found = make(finding_kind::seed, exit(microbatch), std::move(what),
-                          std::move(values));
-        found.microbatch = microbatch;
-        result_.add(std::move(found));
+    each_pass([this](auto microbatch, auto& mine, auto& theirs) {
+      auto add_seed = [&](std::string what, mismatch values) {
+        add(finding_kind::seed, microbatch, exit(microbatch), std::move(what),
+            std::move(values));
       };
-      auto &seeds = mine[0]->seeds, &expected_seeds = expected->seeds;
-      if (seeds.size() != expected_seeds.size()) {
-        add("backward passes of the microbatch",
-            count_mismatch(seeds.size(), expected_seeds.size()));
-        continue;
-      }
-      for (size_t i = 0; i < expected_seeds.size(); ++i)
-        if (auto wrong = compare_digests(seeds[i], expected_seeds[i],
-                                         allowed(expected_seeds[i].dtype)))
-          add("the gradient that backward begins with (the loss's scale)",
-              *wrong);
-    }
+      auto &own = mine.seeds, &other = theirs.seeds;
+      if (own.size() != other.size())
+        return add_seed("backward passes of the microbatch",
+                        count_mismatch(own.size(), other.size()));
+      for (size_t i = 0; i < other.size(); ++i)
+        if (auto wrong = compare_digests(own[i], other[i],
+                                         allowed(other[i].dtype)))
+          add_seed("the gradient that backward begins with (the loss's scale)",
+                   *wrong);
+    });
   }
 
   void backward() {
@@ -539,18 +518,17 @@ private:
       }
     }
     std::vector<finding> gradients;
-    for (auto& wrong : in_.names)
-      if (!wrong.is_buffer)
-        compare(finding_kind::gradient, wrong, "gradient of",
+    for (auto& names : in_.names)
+      if (!names.is_buffer)
+        compare(finding_kind::gradient, names, "gradient of",
                 in_.pipeline.gradients, in_.reference.gradients,
                 result_.gradients, gradients);
-    for (auto& found_here : gradients)
-      found.emplace_back(place{backward_order(found_here.module), 1, 0},
-                         std::move(found_here));
+    for (auto& x : gradients)
+      found.emplace_back(place{backward_order(x.module), 1, 0}, std::move(x));
     std::stable_sort(found.begin(), found.end(),
                      [](auto& a, auto& b) { return a.first < b.first; });
-    for (auto& [at, found_here] : found)
-      result_.add(std::move(found_here));
+    for (auto& [at, x] : found)
+      result_.add(std::move(x));
   }
 
   static std::vector<const logged_gradient*> gradients_of(const logged_call& c,

@@ -117,6 +117,15 @@ comparison compare_update(const at::Tensor& a, const at::Tensor& b,
   });
 }
 
+std::optional<mismatch> compare_numbers(double a, double b,
+                                        const tolerance& allowed) {
+  auto bound = allowed.bound(std::abs(b));
+  auto close = std::isfinite(b) && std::abs(a - b) <= bound;
+  if (a == b || (std::isnan(a) && std::isnan(b)) || close)
+    return std::nullopt;
+  return mismatch{"", number_text(a), number_text(b), std::abs(a - b), bound};
+}
+
 std::string number_text(double x) {
   return fmt::format("{:.9g}", x);
 }

@@ -66,6 +66,11 @@ comparison compare_tensors(const at::Tensor& a, const at::Tensor& b,
 comparison compare_update(const at::Tensor& a, const at::Tensor& b,
                           const at::Tensor& before);
 
+/// @returns how `a` differs from `b`, the reference's; nothing if it equals it.
+/// A number that is not finite equals only itself.
+std::optional<mismatch> compare_numbers(double a, double b,
+                                        const tolerance& allowed);
+
 /// @returns a number with enough digits to tell floats apart.
 std::string number_text(double x);
 
