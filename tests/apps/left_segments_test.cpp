@@ -65,7 +65,8 @@ TEST_CASE_METHOD(shared_folder, "So they do where not all joined",
   CHECK(is_clean());
 }
 
-TEST_CASE_METHOD(shared_folder, "Who leaves in order looks for nothing",
+TEST_CASE_METHOD(shared_folder,
+                 "A process that leaves in order looks for nothing",
                  "[apps][faults]") {
   leave_segment();
   auto rank_0 = start_rank(0, {"--train.steps=2"});

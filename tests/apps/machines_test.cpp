@@ -39,7 +39,7 @@ TEST_CASE_METHOD(machines_dir,
                                              on.name(size_t(i) / 2))));
 }
 
-TEST_CASE_METHOD(machines_dir, "of several interfaces the named one is used",
+TEST_CASE_METHOD(machines_dir, "the named one of several interfaces is used",
                  "[apps][machines]") {
   on.add_second_network();
   std::map<std::string, uint64_t> before;
@@ -235,7 +235,8 @@ TEST_CASE_METHOD(machines_dir, "a slow line, or a bad one, costs time only",
 
 // -- strangers ----------------------------------------------------------------
 
-TEST_CASE_METHOD(machines_dir, "who has no keys changes nothing at any port",
+TEST_CASE_METHOD(machines_dir,
+                 "a stranger without keys changes nothing at any port",
                  "[apps][machines]") {
   start_comparison(400); // so that it goes on
   auto all = on.listening_ports(0);

@@ -152,7 +152,8 @@ TEST_CASE("The quickstart passes the check", "[apps][train]") {
 
 // -- runs ---------------------------------------------------------------------
 
-TEST_CASE_METHOD(tiny_run, "Who has ranks take turns is told how they need not",
+TEST_CASE_METHOD(tiny_run,
+                 "A run whose ranks take turns is told how they need not",
                  "[apps][train]") {
   // Measured, a model so small would stay on one rank.
   std::vector<std::string> words{"tiny.toml", "--smp.trace_device=none"};

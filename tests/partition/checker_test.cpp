@@ -185,7 +185,7 @@ TEST_CASE("hops delay but do not occupy", "[partition][checker]") {
   CHECK(x.busy == std::vector<double>{3, 3});
 }
 
-TEST_CASE("of two that come at about the same time, a seed says who is first",
+TEST_CASE("a seed decides which of two comes first at about the same time",
           "[partition][checker]") {
   // The code on device 0 looks at each result before it goes on.
   auto program = stages(4);

@@ -165,7 +165,7 @@ TEST_CASE("there are as many segments as devices or children, none empty",
   CHECK(plan.module_device == devices{0, 1, 0});
 }
 
-TEST_CASE("of equally good splits the smallest split point is taken",
+TEST_CASE("the smallest of equally good split points is taken",
           "[partition][paper][A8]") {
   CHECK(ends_of({1, 1, 1}, 2) == std::vector<size_t>{1, 3});
   CHECK(ends_of({2, 1, 1, 1, 3}, 3) == std::vector<size_t>{1, 4, 5});

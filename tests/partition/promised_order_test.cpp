@@ -102,7 +102,8 @@ TEST_CASE("the last rank is one forward segment ahead of its backward ones",
   CHECK(sequence_of(order(1), 4) == "F0 F1 F2 B0 F3 B1 B2 B3");
 }
 
-TEST_CASE("who turns around goes first", "[partition][promised]") {
+TEST_CASE("a microbatch that turns around goes first",
+          "[partition][promised]") {
   auto returns = stages_with_returns(3, 1);
   // As the head of a language model that stays with its caller.
   returns.chain.back().forward = GENERATE(0.0, 0.5);

@@ -72,7 +72,7 @@ TEST_CASE("what inference mode made of a tensor is not found in a graph",
   CHECK(known.find(x, form::mask, 1).is_same(z));
 }
 
-TEST_CASE("of tensors without versions nothing is kept",
+TEST_CASE("nothing is kept of tensors without versions",
           "[tp][entered_tensors]") {
   c10::InferenceMode inference;
   entered_tensors known;

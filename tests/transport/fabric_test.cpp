@@ -334,8 +334,9 @@ TEST_CASE("a send to a rank that left fails and does not hang",
   CHECK(c.heard(0).send_failures()[0].rank == rank_id{1});
 }
 
-TEST_CASE("who leaves because it lost a rank says which, also from hearsay",
-          "[transport][fabric]") {
+TEST_CASE(
+  "a rank that leaves because it lost another says which, also from hearsay",
+  "[transport][fabric]") {
   ON_EVERY_FABRIC;
   cluster c{kind, 4};
   c.at(1).peer_lost(gone(3));
@@ -365,7 +366,7 @@ TEST_CASE("who leaves because it lost a rank says which, also from hearsay",
 }
 
 TEST_CASE(
-  "who takes all for lost says for whose sake, and is not a loss itself",
+  "a rank that takes all others for lost says why, and is not lost itself",
   "[transport][fabric]") {
   // As a rank that lost the SUPERVISOR does.
   ON_EVERY_FABRIC;

@@ -101,7 +101,7 @@ std::vector<std::byte> basp_header() {
 
 } // namespace
 
-TEST_CASE("who knows the secret comes through, with all that he says",
+TEST_CASE("a peer that knows the secret comes through, with all that it says",
           "[transport][gate]") {
   guarded_port x;
   for (int i = 0; i < 3; ++i)
@@ -129,7 +129,7 @@ TEST_CASE("what is said right behind the proof is not lost",
   CHECK(to_text(receive_bytes(other.get(), more.size())) == "and more");
 }
 
-TEST_CASE("who does not know the secret is not let through",
+TEST_CASE("a peer that does not know the secret is not let through",
           "[transport][gate]") {
   guarded_port x;
   CHECK_THAT(
@@ -214,7 +214,7 @@ TEST_CASE("strangers of all kinds change nothing", "[transport][gate]") {
   CHECK(x.entrance->stats().admitted == 11);
 }
 
-TEST_CASE("who speaks another protocol is sent away at once",
+TEST_CASE("a peer that speaks another protocol is sent away at once",
           "[transport][gate]") {
   guarded_port x{1h};
   auto stranger = connect_to(x.entrance->port());
@@ -223,7 +223,7 @@ TEST_CASE("who speaks another protocol is sent away at once",
   CHECK(x.entrance->stats().refused == 1);
 }
 
-TEST_CASE("who is silent goes after a while, and does so without computing",
+TEST_CASE("a silent peer is sent away after a while, without computing",
           "[transport][gate]") {
   guarded_port x{50ms};
   auto silent = connect_to(x.entrance->port());

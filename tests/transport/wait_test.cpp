@@ -56,7 +56,7 @@ TEST_CASE("the first end of a completion wins", "[transport][wait]") {
   CHECK(x.cause() == lost(1));
 }
 
-TEST_CASE("who waits for several tells the first one that is missing",
+TEST_CASE("a wait for several names the first one that is missing",
           "[transport][wait]") {
   std::vector<std::pair<completion_ptr, wait_reason>> all;
   for (uint64_t i = 0; i < 3; ++i)

@@ -115,7 +115,8 @@ TEST_CASE("no notification of many threads is lost or counted twice",
   CHECK(sent == threads * each);
 }
 
-TEST_CASE("who was woken may destroy what woke it", "[transport][wake_up]") {
+TEST_CASE("a thread that was woken may destroy what woke it",
+          "[transport][wake_up]") {
   std::atomic<wake_up*> next = nullptr;
   std::atomic<bool> stop = false;
   std::thread other{[&] {

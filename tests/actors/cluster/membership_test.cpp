@@ -274,7 +274,7 @@ TEST_CASE("a rank of another run is refused and disturbs nobody",
   CHECK(heard.size() == 0);
 }
 
-TEST_CASE("who does not know the secret of the run does not join",
+TEST_CASE("a process that does not know the secret of the run does not join",
           "[actors][membership]") {
   losses heard;
   two_ranks x{run_options(2, heard)};
@@ -464,7 +464,7 @@ TEST_CASE("the launcher's report wins over the broken connection",
   CHECK(heard.size() == 1);
 }
 
-TEST_CASE("who ends with a result after its goodbye is not lost",
+TEST_CASE("a rank that ends with a result after its goodbye is not lost",
           "[actors][membership]") {
   losses heard;
   {

@@ -134,7 +134,7 @@ TEST_CASE("A client gets what a run tells, as often as it asks",
   }
 }
 
-TEST_CASE("Who does not know the secret of the port gets nothing",
+TEST_CASE("A peer that does not know the secret of the port gets nothing",
           "[actors][inspection][R44]") {
   run x;
   auto entry = x.entry();
@@ -144,7 +144,7 @@ TEST_CASE("Who does not know the secret of the port gets nothing",
   CHECK(x.collected == 0);
 }
 
-TEST_CASE("Who sends anything but the question is dropped",
+TEST_CASE("A peer that sends anything but the question is dropped",
           "[actors][inspection][R44]") {
   run x;
   auto stranger = enter(x);
@@ -155,7 +155,7 @@ TEST_CASE("Who sends anything but the question is dropped",
   CHECK(run_client{x.entry(), 5s}.ask(5s).ranks.empty());
 }
 
-TEST_CASE("Who asks again without reading the answer is dropped",
+TEST_CASE("A peer that asks again without reading the answer is dropped",
           "[actors][inspection]") {
   run_status large;
   large.stalls.text = std::string(64 << 20, 'x'); // no socket holds it

@@ -94,7 +94,7 @@ TEST_CASE_METHOD(replay_fixture, "a replay serves in the recorded order",
   CHECK_FALSE(replay.next_is(a)); // nothing is left
 }
 
-TEST_CASE_METHOD(replay_fixture, "who waits keeps its place",
+TEST_CASE_METHOD(replay_fixture, "an execution that waits keeps its place",
                  "[actors][static][R33]") {
   begin();
   auto b = make_request(8, 1);

@@ -89,7 +89,7 @@ TEST_CASE_METHOD(dialog_fixture, "a body without backward just ends",
     == lines{"forward ended, microbatch 0", "backward ended, microbatch 0"});
 }
 
-TEST_CASE_METHOD(dialog_fixture, "of a rank's levels only the last one waits",
+TEST_CASE_METHOD(dialog_fixture, "only the last of a rank's levels is kept",
                  "[actors][schedule]") {
   take();
   for (uint64_t bytes : {100, 200, 300})

@@ -49,7 +49,8 @@ TEST_CASE("those in line get the token in their order", "[actors][token]") {
   CHECK(x.granted == "cba");
 }
 
-TEST_CASE("who leaves the line is not called", "[actors][token]") {
+TEST_CASE("an execution that leaves the line is not called",
+          "[actors][token]") {
   execution_token token;
   three_seats x{token};
   CHECK(token.try_acquire(x.seats[0]));
@@ -60,7 +61,8 @@ TEST_CASE("who leaves the line is not called", "[actors][token]") {
   CHECK(x.granted == "c");
 }
 
-TEST_CASE("who leaves with the token gives it back", "[actors][token]") {
+TEST_CASE("an execution that leaves with the token gives it back",
+          "[actors][token]") {
   execution_token token;
   three_seats x{token};
   CHECK(token.try_acquire(x.seats[0]));

@@ -320,7 +320,7 @@ TEST_CASE("a record of a step does not make microbatches overlap again",
 
 // -- who is told --------------------------------------------------------------
 
-TEST_CASE_METHOD(sequencer_fixture, "who waits is woken, and only then",
+TEST_CASE_METHOD(sequencer_fixture, "a call that waits is woken, and only then",
                  "[actors][R19]") {
   int moved = 0;
   gate.on_moved([&] { ++moved; });

@@ -60,7 +60,7 @@ TEST_CASE("different branches are told with microbatch, modules and counts",
                                "by rank 0: "));
 }
 
-TEST_CASE("who ended the step calls nothing any more",
+TEST_CASE("a rank that ended the step calls nothing any more",
           "[actors][stalls][R31]") {
   auto views = two_branches();
   views[1].shared = {{"up", microbatch_id{1}, phase::forward, 1, false, {}}};

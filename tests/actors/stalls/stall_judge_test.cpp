@@ -81,7 +81,8 @@ TEST_CASE("a deadlock is seen at once", "[actors][stalls]") {
   CHECK_FALSE(r.turns(1000)); // told once
 }
 
-TEST_CASE("who executes is not a deadlock, however long", "[actors][stalls]") {
+TEST_CASE("a rank that executes is not in a deadlock, however long it takes",
+          "[actors][stalls]") {
   run r{{.timeout = 1e9}};
   r.execute(1);
   CHECK_FALSE(r.turns(10000));

@@ -346,7 +346,8 @@ TEST_CASE("a module that computes for long is reported, and the step goes on",
   CHECK(expected.came());
 }
 
-TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
+TEST_CASE("a wait for the token leads to the execution that has it",
+          "[actors][stalls]") {
   test::awaited_report expected{
     {"microbatch 0, forward) waits for the execution token for ",
      "; rank 0 executes the step body, microbatch 1, forward for "}};

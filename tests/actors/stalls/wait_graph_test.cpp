@@ -266,7 +266,7 @@ TEST_CASE("a schedule that does not answer is who all wait for",
                        "event \"backward ready, microbatch 0\" for 3.0 s"));
 }
 
-TEST_CASE("who only computes waits for nobody", "[actors][stalls]") {
+TEST_CASE("a rank that only computes waits for nobody", "[actors][stalls]") {
   wait_graph graph{{rank(0, {main_executes()}), rank(1, {main_executes()})},
                    {}};
   CHECK_FALSE(graph.waiting());

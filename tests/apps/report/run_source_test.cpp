@@ -18,7 +18,7 @@ using namespace smp;
 using namespace smp::app;
 using namespace smp::test;
 
-TEST_CASE("Who has patience asks a silent run again", "[apps][inspect]") {
+TEST_CASE("A viewer with patience asks a silent run again", "[apps][inspect]") {
   file_descriptor port{
     ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   sockaddr_in address{};

@@ -165,8 +165,9 @@ TEST_CASE("a checkpoint of parameters that are averages has the weights",
   }
 }
 
-TEST_CASE("who goes on while parameters are averages has those of the file",
-          "[runtime][checkpoint][precision][R51]") {
+TEST_CASE(
+  "a run that goes on while parameters are averages has those of the file",
+  "[runtime][checkpoint][precision][R51]") {
   auto shards = GENERATE(false, true);
   auto half = GENERATE(false, true);
   CAPTURE(shards, half);

@@ -218,7 +218,7 @@ TEST_CASE("a folder that cannot be made is an error", "[runtime][checkpoint]") {
              ContainsSubstring("cannot make " + file + "/dir: "));
 }
 
-TEST_CASE("who is killed anywhere while saving leaves a whole checkpoint",
+TEST_CASE("a process killed anywhere while saving leaves a whole checkpoint",
           "[runtime][checkpoint][R51]") {
   uint64_t calls = 0;
   for (bool killed = true; killed; ++calls) {

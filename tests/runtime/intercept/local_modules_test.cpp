@@ -136,7 +136,7 @@ TEST_CASE_METHOD(local_fixture,
   CHECK(inner.heard == 0);
 }
 
-TEST_CASE("a range of no child of a Sequential is refused",
+TEST_CASE("a range without a child of a Sequential is refused",
           "[runtime][intercept][R8]") {
   test::lone_rank rank; // in a step, where backward may come
   torch::nn::Sequential net{torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)};

@@ -66,7 +66,8 @@ TEST_CASE("control groups of version 1 say the same, also in a container",
   CHECK(x.look().cpus == 2);
 }
 
-TEST_CASE("who was killed for lack of memory is told so", "[runtime][launch]") {
+TEST_CASE("an end for lack of memory is reported as such",
+          "[runtime][launch]") {
   group_dir x{"0::/job\n"};
   x.set("job/memory.events", "oom_kill 4\n");
   auto before = x.look();

@@ -115,7 +115,7 @@ TEST_CASE("the launcher says what the log of a rank did not take",
         != std::string::npos);
 }
 
-TEST_CASE("of a log the launcher says what the error was, and no more",
+TEST_CASE("the launcher says what the error in a log was, and no more",
           "[runtime][launch]") {
   scratch_dir dir;
   program run{self("[.error_exit_launcher]"),
@@ -186,7 +186,7 @@ TEST_CASE("a program that ends at once", "[.error_exit_at_once]") {
   exit_at_once(7);
 }
 
-TEST_CASE("who ends at once has said all, and destroys nothing more",
+TEST_CASE("a process that ends at once has said all, and destroys nothing more",
           "[runtime][launch]") {
   program run{self("[.error_exit_at_once]"), ".", {{"SMP_RANK", ""}}};
   CHECK(run.join() == 7);

@@ -176,7 +176,7 @@ TEST_CASE(
   CHECK(took < 2s);
 }
 
-TEST_CASE("who only noticed the loss of another is not the cause",
+TEST_CASE("a rank that only noticed the loss of another is not the cause",
           "[runtime][launch]") {
   // Rank 0 exits with 3 when the other is dead, or shortly before.
   shell_run x{
@@ -202,7 +202,7 @@ TEST_CASE("who only noticed the loss of another is not the cause",
         == "rank 1: killed by signal 9 (SIGKILL), as told");
 }
 
-TEST_CASE("who is killed is told of before those that noticed it",
+TEST_CASE("a killed rank is reported before those that noticed it",
           "[runtime][launch]") {
   // Rank 1 dies when nothing is left of rank 0, whatever that was about.
   shell_run x{
@@ -242,8 +242,9 @@ TEST_CASE(
   CHECK(result.cause.describe() == "rank 1: killed by signal 11 (SIGSEGV)");
 }
 
-TEST_CASE("who ends well before the others is the cause if others say so",
-          "[runtime][launch]") {
+TEST_CASE(
+  "a rank that ends well before the others is the cause if others say so",
+  "[runtime][launch]") {
   // Rank 1 is gone before rank 0 notices, and its report comes at last.
   shell_run x{"if [ $R = 1 ]; then exit 0; fi; read x <$DIR/go; exit 3"};
   signpost go{x.dir, "go"};
@@ -264,7 +265,7 @@ TEST_CASE("who ends well before the others is the cause if others say so",
   CHECK_FALSE(result.told_by_rank_0); // nobody said why
 }
 
-TEST_CASE("who says that it only heard of a loss is not the cause",
+TEST_CASE("a rank that says that it only heard of a loss is not the cause",
           "[runtime][launch]") {
   shell_run x{
     "if [ $R = 1 ]; then read x <$DIR/go; echo no luck >&2; exit 3; fi; "

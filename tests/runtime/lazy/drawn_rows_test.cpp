@@ -117,7 +117,7 @@ TEST_CASE("what functions draw that make a tensor is drawn in pieces",
   CHECK(same_bits(torch::cat(pieces), whole));
 }
 
-TEST_CASE("what is scaled behind a draw is scaled in pieces",
+TEST_CASE("values that are scaled after they were drawn are scaled in pieces",
           "[runtime][delay]") {
   const std::vector<std::function<Tensor()>> makers{
     [] {
@@ -153,7 +153,7 @@ TEST_CASE("what is scaled behind a draw is scaled in pieces",
   }
 }
 
-TEST_CASE("rows that are set behind a draw are set in their pieces",
+TEST_CASE("rows that are set after they were drawn are set in their pieces",
           "[runtime][delay]") {
   // The last one of a piece, the first one of the next, and the last of all.
   auto row = GENERATE(as<int64_t>{}, 1303, 1304, -1);

@@ -310,7 +310,7 @@ TEST_CASE("layers that are computed again together exchange nothing between",
   CHECK(each.sent - together.sent == Catch::Approx(saved).epsilon(0.05));
 }
 
-TEST_CASE("who looks at calls sees the hidden states of own samples",
+TEST_CASE("an observer of calls sees the hidden states of own samples",
           "[runtime][nn][R50]") {
   auto looked_at = checked_step_of<smp_tower>({.observed = true});
   CHECK(looked_at.sizes

@@ -440,7 +440,7 @@ TEST_CASE("ranks with the same samples share the layers of a language model",
   check_same(sizes, true);
 }
 
-TEST_CASE("of layers with heads that do not divide, the rest is shared",
+TEST_CASE("the rest of layers is shared whose heads do not divide",
           "[runtime][nn]") {
   auto sizes = small();
   sizes.num_attention_heads = 3;

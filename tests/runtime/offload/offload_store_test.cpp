@@ -272,7 +272,8 @@ TEST_CASE("what is needed soon is not written", "[runtime][R57]") {
   CHECK(store->status().bytes == 0);
 }
 
-TEST_CASE("who gives more than the file takes waits", "[runtime][R57]") {
+TEST_CASE("a caller that gives more than the file takes waits",
+          "[runtime][R57]") {
   script x;
   x.allowed = 0;
   offload_store::options options;

@@ -338,7 +338,7 @@ TEST_CASE("a model is whole again after it was measured as ranks share it",
   });
 }
 
-TEST_CASE("who observed calls does so again when activations are measured",
+TEST_CASE("an observer of calls is back after activations were measured",
           "[runtime][plan][memory]") {
   auto x = blocks_over(2, "simple");
   call_interceptor observer;

@@ -129,7 +129,7 @@ TEST_CASE("backward reads what the second pass left, call by call",
   CHECK(x.counts(9));
 }
 
-TEST_CASE("who runs while a call waits finds the state of now",
+TEST_CASE("an execution that runs while a call waits finds the current state",
           "[runtime][call_states][R52]") {
   counted_call x;
   x.calls.call(pass::first, [&] { x.count.add_(1); });

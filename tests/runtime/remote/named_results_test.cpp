@@ -50,7 +50,7 @@ TEST_CASE("names tell who gave them and in which step", "[runtime][objects]") {
   CHECK(long_name(short_name(x), rank_id{0}, step_id{1}) == x);
 }
 
-TEST_CASE("who asks too early is told when the result comes",
+TEST_CASE("a rank that asks too early is told when the result comes",
           "[runtime][objects]") {
   named_results x;
   CHECK_FALSE(x.ask(rank_id{0}, name(1)));

@@ -263,7 +263,7 @@ TEST_CASE("an object id that was never given is unknown") {
   }
 }
 
-TEST_CASE("who waits gets an object although its rank releases it meanwhile") {
+TEST_CASE("a wait gets an object although its rank releases it meanwhile") {
   world w{2, stepped};
   stepping_waiter waiter{w};
   auto id = w[0].hold(at::ones({2}), 2);

@@ -169,7 +169,7 @@ TEST_CASE("a configured model that does not fit is an error with a way out",
 
 #endif
 
-TEST_CASE("of what ranks share, each makes one tensor at a time",
+TEST_CASE("ranks make one tensor at a time of those that they share",
           "[runtime][delay][tensor_parallel]") {
   constexpr int64_t narrow = 128; // tensors are no larger than one piece
   constexpr int64_t whole = 4 * narrow * narrow * sizeof(float);

@@ -377,7 +377,7 @@ TEST_CASE("a gradient that comes after its bucket began is added",
   }
 }
 
-TEST_CASE("who keeps parts of gradients waits for the end of no step",
+TEST_CASE("replicas that keep parts of gradients wait for the end of no step",
           "[runtime][gradient_buckets][R55]") {
   job x;
   x.pipeline = GENERATE(1u, 2u);

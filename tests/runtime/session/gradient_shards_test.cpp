@@ -379,7 +379,7 @@ TEST_CASE("a comm hook halves the bytes that replicas send",
   }
 }
 
-TEST_CASE("of a bucket that all own alike each rank sends the others' parts",
+TEST_CASE("each rank sends the others' parts of a bucket that all own alike",
           "[runtime][gradient_shards][R53]") {
   // All layers, and each of four has a quarter.
   auto found = step_with(comm_hook::allreduce, true, 4, layers);

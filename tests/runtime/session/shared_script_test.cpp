@@ -204,8 +204,9 @@ TEST_CASE("code names modules of a file that a configuration does not",
   CHECK(held(x, 0, "mlp.c_fc") == each(wide));
 }
 
-TEST_CASE("of a layer of a file, other parts are shared than one left out",
-          "[runtime][tensor_parallel]") {
+TEST_CASE(
+  "the parts of a layer of a file are shared except for an excluded one",
+  "[runtime][tensor_parallel]") {
   auto by_code = GENERATE(true, false);
   CAPTURE(by_code);
   const auto part = blocks + ".1.mlp.c_fc";

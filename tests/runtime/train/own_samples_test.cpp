@@ -162,7 +162,7 @@ TEST_CASE("Replicas train on a user's samples as a plain loop does",
              {parameters.begin(), parameters.end()}, {1e-4, 1e-6});
 }
 
-TEST_CASE("Who goes on takes the samples that come next, in any grid",
+TEST_CASE("A run that goes on takes the samples that come next, in any grid",
           "[runtime][trainer][checkpoint]") {
   // Three steps end in the middle of a pass.
   sample_dir dir;

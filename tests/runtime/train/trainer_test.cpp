@@ -463,8 +463,9 @@ std::vector<double> losses_of(const smp::train_config& config,
 
 } // namespace
 
-TEST_CASE("Who was interrupted in an evaluation goes on as if nothing had been",
-          "[runtime][trainer][checkpoint][R51]") {
+TEST_CASE(
+  "A run that was interrupted in an evaluation goes on as if nothing had been",
+  "[runtime][trainer][checkpoint][R51]") {
   scratch_dir dir;
   auto config = small_config(dir.write("text.txt", long_text()));
   config.model.dropout = 0.3; // each step draws other numbers

@@ -203,7 +203,7 @@ TEST_CASE("the bias of a head is cut by its words, also under a name above it",
   CHECK(rows == std::vector<int64_t>{11, 11});
 }
 
-TEST_CASE("of a BERT and a RoBERTa no rank has all words of the last layer",
+TEST_CASE("no rank has all words of the last layer of a BERT and a RoBERTa",
           "[runtime][tensor_parallel][R59]") {
   bert_config sizes;
   sizes.vocabulary = 11;

@@ -80,7 +80,7 @@ TEST_CASE("an address that swallows all leaves time for the next one",
              ContainsSubstring("two: "));
 }
 
-TEST_CASE("who listens does so at all addresses of the machine, at one port",
+TEST_CASE("a listener is at all addresses of the machine, at one port",
           "[transport][network]") {
   // For documentation (RFC 5737): no machine has it.
   auto other = address_of("192.0.2.1");

@@ -120,7 +120,8 @@ size_t send_all_that_fits(int fd) {
 
 } // namespace
 
-TEST_CASE_METHOD(tls_port, "who has the keys and the secret comes through",
+TEST_CASE_METHOD(tls_port,
+                 "a peer that has the keys and the secret comes through",
                  "[transport][tls]") {
   for (int i = 0; i < 3; ++i)
     check_open();
@@ -128,7 +129,7 @@ TEST_CASE_METHOD(tls_port, "who has the keys and the secret comes through",
   CHECK(entrance->stats().refused == 0);
 }
 
-TEST_CASE_METHOD(tls_port, "who has the keys is told the secret",
+TEST_CASE_METHOD(tls_port, "a peer that has the keys is told the secret",
                  "[transport][tls]") {
   auto mine = connect(line->keys);
   auto answer = ask_gate(mine, 30s);
@@ -138,7 +139,7 @@ TEST_CASE_METHOD(tls_port, "who has the keys is told the secret",
   CHECK(entrance->stats().admitted == 0);
 }
 
-TEST_CASE_METHOD(tls_port, "who has other keys is told nothing",
+TEST_CASE_METHOD(tls_port, "a peer that has other keys is told nothing",
                  "[transport][tls][R45]") {
   auto others = other_keys(*this);
   auto asking = connect(others);
@@ -187,7 +188,7 @@ TEST_CASE_METHOD(tls_port, "the keys of another run open no gate of strangers",
   listener.join();
 }
 
-TEST_CASE_METHOD(tls_port, "who speaks no TLS is not let through",
+TEST_CASE_METHOD(tls_port, "a peer that speaks no TLS is not let through",
                  "[transport][tls][R45]") {
   SECTION("though he knows the secret") {
     auto mine = connect_to(entrance->port());
@@ -244,8 +245,9 @@ TEST_CASE_METHOD(tls_port, "what was said before the end arrives, then the end",
 }
 
 // As a stopped machine: the process here closes what it has to it.
-TEST_CASE_METHOD(tls_port, "who leaves a peer that takes nothing costs nothing",
-                 "[transport][tls]") {
+TEST_CASE_METHOD(
+  tls_port, "a peer that takes nothing costs the one that leaves it nothing",
+  "[transport][tls]") {
   auto mine = connect(line->keys);
   pass_gate(mine, secret, 30s); // and reads nothing any more
   auto other = next();

@@ -452,7 +452,7 @@ private:
 
 } // namespace
 
-TEST_CASE("of the small messages that wait to leave the most urgent goes first",
+TEST_CASE("the most urgent of the small messages that wait to leave goes first",
           "[transport][ucx]") {
   inbox ignored;
   slow_listener slow;
