@@ -43,6 +43,8 @@ struct failure {
   /// Path of the module in the model, e.g. "blocks.3.mlp"; may be empty.
   std::string module;
   std::string text;
+  /// The machine of the rank, if the text names it.
+  std::string machine = {};
 
   explicit operator bool() const noexcept {
     return code != error_code::none;

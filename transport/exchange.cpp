@@ -31,6 +31,12 @@ exchange_label detach(std::vector<std::byte>& bytes) {
   return result;
 }
 
+wait_reason message_from(rank_id from, const std::string& name) {
+  return {.what = "exchange \"" + name + "\"",
+          .from = from,
+          .subject = {.what = wait_subject::kind::exchange, .name = name}};
+}
+
 // -- tags ---------------------------------------------------------------------
 // The kind precedes the name, so that a collective never meets a point to point
 // message or another collective of the same name.
@@ -82,7 +88,7 @@ void exchange::send(rank_id to, const std::string& name, payload x) {
 
 payload exchange::receive(rank_id from, const std::string& name) {
   return awaited<payload>::get(post_receive(from, point_tag(name)),
-                               {"exchange \"" + name + "\"", from});
+                               message_from(from, name));
 }
 
 // A failed send to a lost rank is not reported: a rank that waits for an answer
@@ -132,8 +138,8 @@ std::vector<payload> exchange::all_gather(std::span<const rank_id> group,
   std::vector<payload> result(group.size());
   for (size_t i = 0; i < group.size(); ++i)
     if (posted[i])
-      result[i] = awaited<payload>::get(
-        posted[i], {"exchange \"" + name + "\"", group[i]});
+      result[i] = awaited<payload>::get(posted[i],
+                                        message_from(group[i], name));
   auto own = std::find(group.begin(), group.end(), self) - group.begin();
   result[static_cast<size_t>(own)] = std::move(x);
   return result;
@@ -174,7 +180,7 @@ payload exchange::broadcast(std::span<const rank_id> group,
   auto tag = group_tag('b', group, name);
   if (self != root)
     return awaited<payload>::get(post_receive(root, tag),
-                                 {"exchange \"" + name + "\"", root});
+                                 message_from(root, name));
   for (auto rank : group)
     if (rank != self)
       send_tagged(rank, tag, x);

@@ -17,6 +17,7 @@
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
 #include "transport/tensor_ref.hpp"
+#include "transport/wait_subject.hpp"
 
 #include <algorithm>
 #include <concepts>
@@ -68,7 +69,15 @@ template <class Inspector>
 bool inspect(Inspector& f, failure& x) {
   return f.object(x).fields(f.field("code", x.code), f.field("rank", x.rank),
                             f.field("module", x.module),
-                            f.field("text", x.text));
+                            f.field("text", x.text),
+                            f.field("machine", x.machine));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, wait_subject& x) {
+  return f.object(x).fields(f.field("what", x.what), f.field("name", x.name),
+                            f.field("group", x.group),
+                            f.field("called", x.called));
 }
 
 template <class Inspector>

@@ -5,6 +5,7 @@
 
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
+#include "transport/wait_subject.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -19,7 +20,7 @@ namespace smp {
 
 /// Why a thread waits, for reports: "value of blocks.3.weight" from rank 1.
 struct wait_reason {
-  std::string what;
+  std::string what; // for people only
   std::optional<rank_id> from;
   /// The current reason during the wait, for reports. Any thread.
   std::function<wait_reason()> now = {};
@@ -27,6 +28,7 @@ struct wait_reason {
   std::optional<uint64_t> asks = {};
   /// For ranks of other pipelines that share a module with this one.
   bool for_peers = false;
+  wait_subject subject = {};
 };
 
 /// A one-shot event that ends well or with a failure. Thread-safe.

@@ -22,12 +22,8 @@ wait_reason reason_now(const wait_reason& x) {
   return x.now ? x.now() : x;
 }
 
-/// @returns the name in "'name', forward", or nothing.
-std::string quoted_name(const std::string& x) {
-  auto end = x.rfind('\'');
-  if (x.empty() || x[0] != '\'' || end == 0)
-    return {};
-  return x.substr(1, end - 1);
+bool is_answer(const wait_reason& x) {
+  return x.subject.what == wait_subject::kind::module;
 }
 
 } // namespace
@@ -102,18 +98,16 @@ std::string rank_board::describe_wait(const context_notes::view& x,
   auto& y = x.waits_for;
   if (y.kind == call_kind::grant)
     return "the grant of its backward phase";
-  auto name = quoted_name(why.what);
   auto place = ", microbatch " + std::to_string(x.current.microbatch.value);
-  if (y.kind == call_kind::wait) {
-    // The phase of a promise may differ from that of the waiting execution.
-    if (!why.asks || name.empty())
-      return why.what;
-    return "module " + name + place + why.what.substr(name.size() + 2);
-  }
-  if (name.empty() && !why.what.empty())
+  // The phase of a promise may differ from that of the waiting execution.
+  if (is_answer(why))
+    return "module " + why.subject.name + place + ", "
+           + text_of(why.subject.called);
+  if (y.kind == call_kind::wait)
+    return why.what;
+  if (!why.what.empty())
     return why.what + place;
-  return "module " + (name.empty() ? name_of(y.module) : name) + place + ", "
-         + text_of(y.what);
+  return "module " + name_of(y.module) + place + ", " + text_of(y.what);
 }
 
 std::string rank_board::brief_wait(const context_notes::view& x,
@@ -121,9 +115,8 @@ std::string rank_board::brief_wait(const context_notes::view& x,
   auto& y = x.waits_for;
   if (y.kind == call_kind::grant)
     return "its backward phase";
-  auto name = quoted_name(why.what);
-  if (!name.empty())
-    return name;
+  if (is_answer(why))
+    return why.subject.name;
   return why.what.empty() ? name_of(y.module) : why.what;
 }
 
@@ -142,6 +135,7 @@ activity rank_board::describe(const context_entry& x, bool executes) const {
     } else {
       auto why = reason_now(y.why);
       result.waits_for = describe_wait(look, why);
+      result.subject = why.subject;
       result.awaits = brief_wait(look, why);
       result.from = y.kind == call_kind::remote ? y.owner
                                                 : why.from.value_or(no_rank);
@@ -319,6 +313,7 @@ rank_view rank_board::view() {
     auto why = reason_now(main_reason_);
     main.awaits = why.what;
     main.waits_for = std::move(why.what);
+    main.subject = std::move(why.subject);
     main.from = why.from.value_or(no_rank);
   }
   main.seconds = seconds_since(main_since_);

@@ -163,6 +163,8 @@ failure roster::loss_of(rank_id x, const std::set<rank_id>& connected) const {
     left |= connected.contains(rank);
     ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank.value);
   }
+  if (elsewhere)
+    result.machine = lost.host;
   if (elsewhere && !left)
     result.text = fmt::format(
       "lost with machine {} (rank{} {}): it is off or out of reach, or its "

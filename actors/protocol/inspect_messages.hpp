@@ -74,9 +74,9 @@ bool inspect(Inspector& f, activity& x) {
     f.field("ends_step", x.ends_step),
     f.field("of_later_step", x.of_later_step), f.field("what", x.what),
     f.field("serves", x.serves), f.field("waits_for", x.waits_for),
-    f.field("from", x.from), f.field("asks", x.asks),
-    f.field("seconds", x.seconds), f.field("brief", x.brief),
-    f.field("awaits", x.awaits));
+    f.field("subject", x.subject), f.field("from", x.from),
+    f.field("asks", x.asks), f.field("seconds", x.seconds),
+    f.field("brief", x.brief), f.field("awaits", x.awaits));
 }
 
 template <class Inspector>

@@ -4,6 +4,7 @@
 
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
+#include "transport/wait_subject.hpp"
 
 #include <cstdint>
 #include <string>
@@ -31,8 +32,10 @@ struct activity {
   std::string what;
   /// For a context or a queued request; number 0: none.
   request_id serves;
-  /// Set while it waits: "module b, microbatch 0, forward".
+  /// Set while it waits: "module b, microbatch 0, forward". Like all texts
+  /// here for people only; what is decided is decided by `subject`.
   std::string waits_for;
+  wait_subject subject;
   rank_id from = no_rank; // the rank it waits for; no_rank: no particular one
   /// The request whose answer it waits for; number 0: none, or unknown.
   request_id asks;

@@ -96,16 +96,33 @@ struct call {
   wait_reason why;
 };
 
+/// @param name of the module, for users
+/// @returns the reason of a wait for the answer to a call
+inline wait_reason answer_of(const std::string& name, phase what,
+                             rank_id owner) {
+  return {.what = "'" + name + "', "
+                  + (what == phase::forward ? "forward" : "backward"),
+          .from = owner,
+          .subject = {
+            .what = wait_subject::kind::module, .name = name, .called = what}};
+}
+
+/// @returns the reason of the wait of a user's thread for its step
+inline wait_reason end_of_step(step_id x, rank_id from) {
+  return {.what = "the end of step " + std::to_string(x.value),
+          .from = from,
+          .subject = {.what = wait_subject::kind::step_end}};
+}
+
 /// @returns a call of another rank
-/// @param why a text; the rank that is waited for is `owner`
 inline call remote_call(rank_id owner, module_id module, phase what,
-                        payload body, std::string why) {
+                        payload body, wait_reason why) {
   call result;
   result.owner = owner;
   result.module = module;
   result.what = what;
   result.body = std::move(body);
-  result.why = {std::move(why), owner};
+  result.why = std::move(why);
   return result;
 }
 

@@ -25,21 +25,20 @@ struct place {
 /// Tells whether a thread waits in a way unknown to peers: in a collective of
 /// the user's, or outside of the step.
 bool waits_otherwise(const rank_view& view) {
-  auto is_shared = [&](const std::string& text) {
-    return std::ranges::any_of(view.shared, [&](auto& x) {
-      return std::ranges::any_of(x.running, [&](auto& name) {
-        return text.find('"' + name + '"') != text.npos;
-      });
-    });
+  auto is_shared = [&](const wait_subject& x) {
+    return x.group == view.sharers
+           && std::ranges::any_of(view.shared, [&](auto& y) {
+                return std::ranges::count(y.running, x.name) > 0;
+              });
   };
   return std::ranges::any_of(view.activities, [&](auto& x) {
     if (x.executes || x.who == activity::kind::schedule)
       return true;
     if (x.who == activity::kind::main)
       return !x.ends_step;
-    auto is_collective = x.waits_for.starts_with("exchange ")
-                         || x.waits_for.find(" of ranks ") != std::string::npos;
-    return is_collective && !is_shared(x.waits_for);
+    using kind = wait_subject::kind;
+    return x.subject.what == kind::exchange
+           || (x.subject.what == kind::collective && !is_shared(x.subject));
   });
 }
 

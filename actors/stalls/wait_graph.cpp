@@ -22,8 +22,7 @@ std::string seconds_text(double x) {
 /// During a step, the user's thread of every rank waits for the contexts of
 /// pp_rank 0, so this says little.
 bool is_step_end(const activity& x) {
-  return x.who == kind::main && !x.executes
-         && x.waits_for.starts_with("the end of step");
+  return x.subject.what == wait_subject::kind::step_end;
 }
 
 } // namespace

@@ -14,14 +14,17 @@ namespace {
 using kind = activity::kind;
 using style = table_line::style;
 
+bool is_step_end(const activity& x) {
+  return x.subject.what == wait_subject::kind::step_end;
+}
+
 /// What tells most about a rank that waits or executes in several places.
 const activity* most_telling(const std::vector<activity>& xs) {
   auto key = [](const activity& x) {
-    auto is_step_end = x.who == kind::main && !x.executes
-                       && x.waits_for.starts_with("the end of step");
-    return std::tuple{
-      x.executes && x.who == kind::context, x.executes && x.who == kind::main,
-      !is_step_end && x.who != kind::queued, x.who == kind::context, x.seconds};
+    return std::tuple{x.executes && x.who == kind::context,
+                      x.executes && x.who == kind::main,
+                      !is_step_end(x) && x.who != kind::queued,
+                      x.who == kind::context, x.seconds};
   };
   auto i = std::max_element(
     xs.begin(), xs.end(), [&key](auto& x, auto& y) { return key(x) < key(y); });
@@ -31,7 +34,7 @@ const activity* most_telling(const std::vector<activity>& xs) {
 std::string text_of(const activity& x) {
   if (x.executes)
     return x.brief.empty() ? x.what : x.brief;
-  if (x.who == kind::main && x.waits_for.starts_with("the end of step"))
+  if (is_step_end(x))
     return "IDLE";
   auto from = x.from == no_rank ? std::string{}
                                 : fmt::format(" <- r{}", x.from.value);

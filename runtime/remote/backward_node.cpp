@@ -121,9 +121,9 @@ call backward_node::make_call(execution& ex, outgoing x,
   asked.keep_graph = ag::get_current_graph_task_keep_graph();
   for (size_t k = 0; k < wanted.size(); ++k)
     asked.wanted.push_back({call_.arguments[wanted[k]].position, pushed[k]});
-  auto result = remote_call(call_.owner, call_.module, phase::backward,
-                            to_payload(asked),
-                            "'" + call_.name + "', backward");
+  auto result = remote_call(
+    call_.owner, call_.module, phase::backward, to_payload(asked),
+    answer_of(call_.name, phase::backward, call_.owner));
   result.released = ex.rank().model()->promises->take_releases(call_.owner);
   result.needs = std::move(x.needs);
   return result;
@@ -161,7 +161,7 @@ ag::variable_list backward_node::promise(execution& ex,
   request->module = call_.module;
   request->name = call_.name;
   request->number = book.next_request(ex);
-  request->why = {"'" + call_.name + "', backward", call_.owner};
+  request->why = answer_of(call_.name, phase::backward, call_.owner);
   request->why.asks = request->number;
   // Snapshot: this rank continues and may add to the gradients.
   auto x = put(grads, true);

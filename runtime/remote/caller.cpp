@@ -217,10 +217,9 @@ forward_request outgoing_call::make_request(value args, const promise_memo& x) {
 }
 
 call outgoing_call::make_call(const forward_request& x) const {
-  auto backward = ex_.in_backward();
-  auto result = remote_call(
-    owner_, module_, backward ? phase::backward : phase::forward, to_payload(x),
-    "'" + name_ + "', " + (backward ? "backward" : "forward"));
+  auto what = ex_.in_backward() ? phase::backward : phase::forward;
+  auto result = remote_call(owner_, module_, what, to_payload(x),
+                            answer_of(name_, what, owner_));
   for (auto& y : promised_)
     result.needs.push_back(y->id());
   return result;

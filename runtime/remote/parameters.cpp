@@ -77,7 +77,7 @@ public:
     parameter_request asked{about(request_kind::add_gradient, tensor_),
                             to_tensor_ref(materialise(grads[0]), false)};
     ex->park(remote_call(owner_, module_, phase::backward, to_payload(asked),
-                         "gradient of '" + name_ + "'"));
+                         {"gradient of '" + name_ + "'", owner_}));
     return {};
   }
 
@@ -158,11 +158,12 @@ execution& remote_parameters::executing(uint32_t tensor) const {
 call remote_parameters::ask(const parameter_request& x,
                             const char* what) const {
   auto tensor = x.head.tensor;
+  auto owner = map_.tensor_owner(tensor);
   return remote_call(
-    map_.tensor_owner(tensor), map_.home(tensor),
+    owner, map_.home(tensor),
     executing(tensor).in_backward() ? phase::backward : phase::forward,
     to_payload(x),
-    std::string{what} + " of '" + map_.tensor_name(tensor) + "'");
+    {std::string{what} + " of '" + map_.tensor_name(tensor) + "'", owner});
 }
 
 at::Tensor remote_parameters::fetch(uint32_t tensor) {

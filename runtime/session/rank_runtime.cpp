@@ -50,8 +50,10 @@ constexpr std::chrono::seconds patience_with_news{2};
 /// @param host_of by rank; empty: all on one machine
 failure with_machine(failure x, const std::vector<std::string>& host_of) {
   if (x.code == error_code::rank_down && x.rank.value < host_of.size()
-      && x.text.find("machine") == std::string::npos)
-    x.text += " (on machine " + host_of[x.rank.value] + ')';
+      && x.machine.empty()) {
+    x.machine = host_of[x.rank.value];
+    x.text += " (on machine " + x.machine + ')';
+  }
   return x;
 }
 

@@ -41,8 +41,8 @@ offload_store::counts offload_counts(const rank_context& rank) {
 }
 
 /// Clears the end-of-step state of the board when the step is over.
-struct end_of_step {
-  ~end_of_step() {
+struct step_end_mark {
+  ~step_end_mark() {
     board.main_ends_step(false);
   }
 
@@ -66,7 +66,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
   auto offloaded = offload_counts(rank_);
-  const end_of_step end{rank_.board()};
+  const step_end_mark end{rank_.board()};
   body_ = std::move(body);
   body_context_ = call_context::current();
   if (model) {
@@ -122,7 +122,7 @@ void step_runner::skip_step(model_state* model) {
   const step_call nothing{.microbatches = 0};
   model->keep();
   replicas_.begin_step(*model, nothing);
-  const end_of_step end{rank_.board()};
+  const step_end_mark end{rank_.board()};
   rank_.board().main_ends_step(true);
   auto verdict = replicas_.hear(model, skipped_by_some(true));
   if (runs_again(model, nothing, verdict)) {
@@ -349,8 +349,7 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   });
   rank_.board().main_ends_step(true);
   auto result = awaited<step_report>::get(
-    report, {"the end of step " + std::to_string(step.value),
-             rank_.pipeline().front()});
+    report, end_of_step(step, rank_.pipeline().front()));
   stats_.executing_seconds += static_cast<double>(counters.executing_ns) * 1e-9;
   stats_.requests += counters.requests;
   stats_.waits += counters.waits;

@@ -191,8 +191,10 @@ TEST_CASE("the bytes of a struct are those of its fields",
         == "0200000001000200");
   CHECK(hex(to_payload(object_id{rank_id{1}, 2, 3}).bytes)
         == "0100000000000000020000000000000003000000");
-  CHECK(hex(to_payload(failure{error_code::config, rank_id{2}, "m", "t"}).bytes)
-        == "010200000000000000010000006d0100000074");
+  CHECK(
+    hex(
+      to_payload(failure{error_code::config, rank_id{2}, "m", "t", "h"}).bytes)
+    == "010200000000000000010000006d01000000740100000068");
 }
 
 TEST_CASE("an error names the path of the field and its place",

@@ -116,6 +116,18 @@ std::vector<std::byte> endless_envelope() {
   return result;
 }
 
+/// Notes what its thread last waited for.
+struct noting_waiter : waiter {
+  void wait(const completion_ptr& x, const wait_reason& why) override {
+    seen = why.subject;
+    beneath.wait(x, why);
+  }
+
+  waiter& beneath = waiter::current();
+  wait_subject seen;
+  scoped_waiter scope{*this};
+};
+
 } // namespace
 
 TEST_CASE("a receive meets the send of its name, in whatever order",
@@ -155,7 +167,11 @@ TEST_CASE("a receive parks until the message comes, with its tensors",
       w.at(0).send(rank_id{1}, "value", std::move(x));
     } else {
       w.at(1).send(rank_id{0}, "ready", {});
+      noting_waiter waits;
       auto x = w.at(1).receive(rank_id{0}, "value");
+      w.expect(waits.seen.what == wait_subject::kind::exchange
+                 && waits.seen.name == "value",
+               "what it waits for");
       w.expect(to_text(x.bytes) == "go", "the text");
       w.expect(x.tensors.size() == 1
                  && same_bytes(x.tensors[0], pattern(5000, 3)),

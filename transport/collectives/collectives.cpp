@@ -10,6 +10,7 @@
 #include <exception>
 #include <map>
 #include <new>
+#include <tuple>
 #include <utility>
 
 namespace smp {
@@ -420,13 +421,18 @@ started_collective collectives::start(collective_call x) {
   x.check(impl_->self());
   auto op = impl_->make(std::move(x));
   auto weak = std::weak_ptr<collective_operation>{op};
-  started_collective result{op->done(), {op->call().describe(), {}, {}}};
-  result.why.now = [weak, what = result.why.what]() -> wait_reason {
-    auto y = weak.lock();
-    if (!y)
-      return {what, {}};
-    auto [missing, from] = y->missing();
-    return {std::move(missing), from};
+  auto& label = op->call().label;
+  wait_reason why{.what = op->call().describe(),
+                  .from = {},
+                  .subject = {.what = wait_subject::kind::collective,
+                              .name = label.name,
+                              .group = label.group}};
+  started_collective result{op->done(), why};
+  result.why.now = [weak, why = std::move(why)] {
+    auto now = why;
+    if (auto y = weak.lock())
+      std::tie(now.what, now.from) = y->missing();
+    return now;
   };
   impl_->line().add([x = impl_.get(), op] { x->begin(op); }, false);
   return result;

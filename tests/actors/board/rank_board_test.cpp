@@ -114,13 +114,17 @@ TEST_CASE_METHOD(board_fixture,
   x.what = phase::backward;
   x.done = std::make_shared<completion>();
   auto first = std::make_shared<completion>();
-  x.why = reason_of_all({{first, {"'m4', forward", rank_id{1}, {}, 9}},
-                         {x.done, {"'m5', backward", rank_id{1}, {}, 10}}});
+  auto of_m4 = answer_of("m4", phase::forward, rank_id{1});
+  of_m4.asks = 9;
+  auto of_m5 = answer_of("m5", phase::backward, rank_id{1});
+  of_m5.asks = 10;
+  x.why = reason_of_all({{first, of_m4}, {x.done, of_m5}});
   REQUIRE(notes->park(x, now));
   board->parked(ctx, {});
   auto y = contexts().at(0);
   CHECK(y.waits_for == "module m4, microbatch 2, forward");
   CHECK(y.awaits == "m4");
+  CHECK(y.subject.what == wait_subject::kind::module);
   CHECK(y.from == rank_id{1});
   CHECK(y.asks == request_id{rank_id{0}, 9});
   first->set();
@@ -144,7 +148,10 @@ TEST_CASE_METHOD(board_fixture,
                  "[actors][board]") {
   // A thread that waits in the middle of a step for one that does nothing.
   auto forever = std::make_shared<completion>();
-  board->main_waits(forever, {"the end of step 1", {}});
+  board->main_waits(forever, end_of_step(step_id{1}, rank_id{0}));
+  auto main = board->view().activities.at(0);
+  CHECK(main.waits_for == "the end of step 1");
+  CHECK(main.subject.what == wait_subject::kind::step_end);
   auto begin = board->look_at_usage();
   CHECK_FALSE(begin.bubble);
   auto past = [&](double x) { return begin.up + x; };

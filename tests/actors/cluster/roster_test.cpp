@@ -121,6 +121,7 @@ TEST_CASE("a loss is that of a machine when no rank there is left",
     auto result = x.loss_of(rank_id{lost}, connected);
     CHECK(result.code == error_code::rank_down);
     CHECK(result.rank == rank_id{lost});
+    CHECK(result.machine == hosts[lost]);
     return result.text;
   };
   constexpr rank_id r0{0}, r1{1}, r2{2}, r4{4};

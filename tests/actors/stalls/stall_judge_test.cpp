@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/stalls/stall_judge.hpp"
+#include "tests/support/reworded.hpp"
 
 #include <optional>
 #include <set>
@@ -44,7 +45,17 @@ struct run {
     for (auto& x : views)
       if (!silent.count(x.rank))
         seen.push_back(x);
-    return judge.judge(std::move(seen), now);
+    auto other = judge;
+    auto told = other.judge(reworded(seen, static_cast<uint32_t>(looks)), now);
+    auto result = judge.judge(std::move(seen), now);
+    REQUIRE(told.has_value() == result.has_value());
+    if (result) {
+      CHECK(told->deadlock == result->deadlock);
+      CHECK(told->ends == result->ends);
+      CHECK(told->step_fails == result->step_fails);
+      CHECK(told->culprit == result->culprit);
+    }
+    return result;
   }
 
   /// @returns the first report within so many turns, and its turn.

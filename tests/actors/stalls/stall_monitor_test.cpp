@@ -110,7 +110,9 @@ TEST_CASE_METHOD(monitor_fixture, "a rank is told which of its steps fails",
     view.shared = {
       {"m", microbatch_id{0}, phase::forward, 1 + i, true, {"m/a1.0"}}};
     view.activities[0].who = activity::kind::context;
-    view.activities[0].waits_for = "all_to_all \"m/a1.0\" of ranks 0, 1";
+    view.activities[0].subject = {.what = wait_subject::kind::collective,
+                                  .name = "m/a1.0",
+                                  .group = view.sharers};
   }
   pass(1s);
   REQUIRE(reports.size() == 1);

@@ -113,7 +113,7 @@ public:
       {step_id{1}, microbatches},
       [report](step_report x) { report->set_value(std::move(x)); });
     auto x = awaited<step_report>::get(report,
-                                       {"the end of step 1", rank_id{0}});
+                                       end_of_step(step_id{1}, rank_id{0}));
     if (x.error)
       throw error{x.error};
   }
@@ -237,7 +237,9 @@ thread_modules promises_1(thread_body module_1) {
   auto result = calls_1(std::move(module_1));
   result[root_module] = [](thread_caller& x, const std::string&) {
     auto y = x.promise_call(1, 1, phase::forward, "a");
-    x.await(y.answer, {"'m1', forward", rank_id{1}, {}, y.number});
+    auto why = answer_of("m1", phase::forward, rank_id{1});
+    why.asks = y.number;
+    x.await(y.answer, why);
     return std::string{};
   };
   return result;

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/stalls/wait_graph.hpp"
+#include "tests/support/reworded.hpp"
 
 using namespace smp;
 
@@ -39,6 +40,12 @@ activity main_waits(std::string what, uint64_t from, double seconds = 61) {
   return x;
 }
 
+activity ends_step(double seconds = 61) {
+  auto x = main_waits("the end of step 1", 0, seconds);
+  x.subject.what = wait_subject::kind::step_end;
+  return x;
+}
+
 activity main_executes(double seconds = 61) {
   activity x;
   x.executes = true;
@@ -59,7 +66,7 @@ rank_view rank(uint64_t x, std::vector<activity> activities,
 /// A microbatch of rank 0 that waits for block 5 of rank 1.
 rank_view caller(std::vector<traffic> peers = {}) {
   return rank(0,
-              {main_waits("the end of step 1", 0, 70),
+              {ends_step(70),
                waits(serving(0, 7, "the step body, microbatch 2, backward"),
                      "module encoder.block.5, microbatch 2, backward", 1,
                      {rank_id{0}, 5})},
@@ -74,8 +81,15 @@ struct explained {
 
 explained explain(std::vector<rank_view> views,
                   std::map<rank_id, double> silent = {}) {
-  wait_graph graph{std::move(views), std::move(silent)};
+  wait_graph graph{views, silent};
   auto chain = graph.worst();
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    wait_graph other{reworded(views, seed), silent};
+    auto same = other.worst();
+    CHECK(same.nodes == chain.nodes);
+    CHECK(same.how == chain.how);
+    CHECK(same.culprit == chain.culprit);
+  }
   return {chain.how, chain.culprit, graph.text(chain)};
 }
 
@@ -83,10 +97,10 @@ explained explain(std::vector<rank_view> views,
 
 TEST_CASE("a chain of waits ends at who executes", "[actors][stalls]") {
   auto x = explain(
-    {caller(), rank(1, {main_waits("the end of step 1", 0, 70),
-                        serving(0, 5,
-                                "module encoder.block.4, microbatch 2, "
-                                "backward")})});
+    {caller(),
+     rank(1, {ends_step(70), serving(0, 5,
+                                     "module encoder.block.4, microbatch 2, "
+                                     "backward")})});
   CHECK(x.how == end::executing);
   CHECK(x.culprit == rank_id{1});
   CHECK(x.text
@@ -102,8 +116,8 @@ TEST_CASE("a request in line leads to who has the token", "[actors][stalls]") {
   queued.what = "module encoder.block.5, microbatch 2, backward";
   queued.serves = {rank_id{0}, 5};
   queued.waits_for = "waits for the execution token";
-  auto x = explain({caller(), rank(1, {main_waits("the end of step 1", 0, 70),
-                                       queued, serving(2, 1, "module b")})});
+  auto x = explain(
+    {caller(), rank(1, {ends_step(70), queued, serving(2, 1, "module b")})});
   CHECK(x.how == end::executing);
   CHECK(x.culprit == rank_id{1});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith("executes module b for 61 s"));
@@ -120,8 +134,7 @@ TEST_CASE("requests that wait for arguments lead to who has to send them",
     x.from = rank_id{2};
     return x;
   };
-  auto of_1 = rank(
-    1, {main_waits("the end of step 1", 0, 70), queued(5), queued(6)});
+  auto of_1 = rank(1, {ends_step(70), queued(5), queued(6)});
   SECTION("which is stopped") {
     auto x = explain({caller(), of_1}, {{rank_id{2}, 62}});
     CHECK(x.how == end::silent);
@@ -142,7 +155,7 @@ TEST_CASE("a rank that left out a step is told so, and not of a cycle",
           "[actors][stalls]") {
   auto first = caller();
   first.step = step_id{8};
-  first.activities.push_back(main_waits("the end of step 8", 0));
+  first.activities.push_back(ends_step());
   activity in_line;
   in_line.who = kind::queued;
   in_line.what = "module encoder.block.5, microbatch 2, forward";
@@ -162,9 +175,7 @@ TEST_CASE("a rank that left out a step is told so, and not of a cycle",
 TEST_CASE("a request that nobody knows was lost", "[actors][stalls]") {
   auto peers_0 = std::vector<traffic>{{rank_id{1}, 9, 3, 0}};
   auto peers_1 = std::vector<traffic>{{rank_id{0}, 4, 9, 0}};
-  auto x = explain(
-    {caller(peers_0),
-     rank(1, {main_waits("the end of step 1", 0, 70)}, peers_1)});
+  auto x = explain({caller(peers_0), rank(1, {ends_step(70)}, peers_1)});
   CHECK(x.how == end::lost);
   CHECK(x.culprit == rank_id{1});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
@@ -190,8 +201,7 @@ TEST_CASE("where all others compute, a silent rank is named alone",
 TEST_CASE("exhausted credits name the rank that takes nothing",
           "[actors][stalls]") {
   auto x = explain({caller({{rank_id{1}, 90, 3, 40}}),
-                    rank(1, {main_waits("the end of step 1", 0, 70),
-                             serving(2, 1, "module b")})});
+                    rank(1, {ends_step(70), serving(2, 1, "module b")})});
   CHECK(x.how == end::credits);
   CHECK(x.culprit == rank_id{1});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
@@ -202,7 +212,7 @@ TEST_CASE("exhausted credits name the rank that takes nothing",
 TEST_CASE("a module and a barrier that wait for each other are a cycle",
           "[actors][stalls]") {
   auto x = explain(
-    {caller(), rank(1, {main_waits("the end of step 1", 0, 70),
+    {caller(), rank(1, {ends_step(70),
                         waits(serving(0, 5,
                                       "module encoder.block.5, microbatch 2, "
                                       "backward"),
@@ -254,11 +264,11 @@ TEST_CASE("a schedule that does not answer is who all wait for",
       "ready, microbatch 0\"";
   schedule.seconds = 3;
   auto x = explain(
-    {rank(0, {main_waits("the end of step 1", 0),
+    {rank(0, {ends_step(),
               waits(serving(0, 7, "the step body, microbatch 0, backward"),
                     "the grant of its backward phase", 0),
               schedule}),
-     rank(1, {main_waits("the end of step 1", 0)})});
+     rank(1, {ends_step()})});
   CHECK(x.how == end::executing);
   CHECK(x.culprit == rank_id{0});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(

@@ -41,6 +41,7 @@ activity waiting(std::string awaits, rank_id from, double seconds = 1) {
 activity step_end() {
   activity x;
   x.waits_for = "the end of step 7";
+  x.subject.what = wait_subject::kind::step_end;
   x.seconds = 100;
   return x;
 }
@@ -102,6 +103,10 @@ TEST_CASE("A rank shows what tells most of it", "[apps][report]") {
   user.executes = true;
   user.brief = "user code";
   CHECK(state({step_end()}) == "IDLE");
+  auto worded_anew = step_end();
+  worded_anew.waits_for = "its step to end";
+  CHECK(state({worded_anew}) == "IDLE");
+  CHECK(state({worded_anew, waiting("h.2", rank_id{1})}) == "WAIT h.2 <- r1");
   CHECK(state({user}) == "user code");
   CHECK(state({step_end(), waiting("h.2", rank_id{1})}) == "WAIT h.2 <- r1");
   CHECK(state({step_end(), waiting("its backward phase", no_rank)})

@@ -409,7 +409,8 @@ TEST_CASE("a promise whose answer is a failure fails with it",
   request->arguments = {argument};
   send_promise(
     ex,
-    promise_call(remote_call(rank_id{1}, theirs, phase::forward, {}, "theirs")),
+    promise_call(remote_call(rank_id{1}, theirs, phase::forward, {},
+                             answer_of("theirs", phase::forward, rank_id{1}))),
     request);
   REQUIRE(ex.sent.size() == 1);
   CHECK(ex.sent[0].kind == call_kind::promise);

@@ -183,6 +183,9 @@ TEST_CASE("whoever waits is told who is not there and who owes data",
   in_module.place = "net.wte";
   auto x = w.at(1).start(in_module);
   auto why = x.why.now();
+  CHECK(why.subject.what == wait_subject::kind::collective);
+  CHECK(why.subject.name == x.why.subject.name);
+  CHECK(why.subject.group.size() == 3);
   CHECK(why.what
         == "allreduce \"x\" of ranks 0, 1, 2 in net.wte (not joined by rank 0, "
            "rank 2)");
