@@ -265,10 +265,6 @@ bool backward_first(const ready_key& x, const ready_key& y) {
   return rank(x) < rank(y);
 }
 
-bool arrival_order(const ready_key& x, const ready_key& y) {
-  return x.arrival < y.arrival;
-}
-
 service_order interleaved_order(service_place x) {
   // Forward segments before the first backward one, if nothing is late.
   auto warm_up = 2 * uint64_t{x.devices - x.device - 1}

@@ -283,9 +283,6 @@ using service_order = std::function<bool(const ready_key& x,
 /// Backward before forward, then older microbatches, then first come.
 bool backward_first(const ready_key& x, const ready_key& y);
 
-/// First come, first served.
-bool arrival_order(const ready_key& x, const ready_key& y);
-
 /// Parameters of a service order on one device.
 struct service_place {
   uint32_t device = 0;

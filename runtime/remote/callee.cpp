@@ -48,12 +48,10 @@ struct arrived {
   std::vector<uint32_t> versions;
 };
 
-/// @returns a fetched object, or a result that `req` needs and that is here.
-at::Tensor take_object(const execution& ex, const request& req,
+/// @returns a result that `req` needs and that is here.
+at::Tensor take_needed(const execution& ex, const request& req,
                        const remote_tensor& x) {
-  if (x.what == remote_tensor::kind::object)
-    return ex.rank().objects().fetch(x.object);
-  if (x.index >= req.needs.size())
+  if (x.what != remote_tensor::kind::needed || x.index >= req.needs.size())
     throw error{error_code::protocol, "a request names needed result "
                                         + std::to_string(x.index) + " of "
                                         + std::to_string(req.needs.size())};
@@ -76,9 +74,8 @@ arrived take_arguments(const execution& ex, const request& req,
       case remote_tensor::kind::data:
         t = x.tensor();
         break;
-      case remote_tensor::kind::object:
       case remote_tensor::kind::needed:
-        t = take_object(ex, req, x).detach();
+        t = take_needed(ex, req, x).detach();
         t = shared && !t.is_inference() ? t.variable_data() : t.clone();
         break;
       case remote_tensor::kind::parameter:
@@ -88,6 +85,7 @@ arrived take_arguments(const execution& ex, const request& req,
         break;
       case remote_tensor::kind::argument:
       case remote_tensor::kind::held:
+      case remote_tensor::kind::object:
         throw error{error_code::protocol, "an argument names itself"};
     }
     if (SMP_FAULT("transposed-argument") && x.travels() && t.dim() > 1)
@@ -421,7 +419,7 @@ void run_graph(execution& ex, const request& req, const saved_call& saved,
     roots.push_back(saved.outputs[i]);
     grads.push_back(x.what == remote_tensor::kind::data
                       ? x.tensor()
-                      : take_object(ex, req, x));
+                      : take_needed(ex, req, x));
   }
   for (auto& leaf : saved.leaves)
     if (leaf.defined())

@@ -77,7 +77,6 @@ public:
       module_(module),
       target_(x),
       arguments_(arguments),
-      number_(ex.next_call()),
       numbers_(number_call()),
       name_(map_.name(module)) {
     if (x.op == request_kind::range || x.op == request_kind::method_range)
@@ -142,7 +141,6 @@ private:
   module_id module_;
   const call_target& target_;
   const std::vector<at::Tensor>& arguments_;
-  uint64_t number_;              // of the call in the execution
   call_streams::origin numbers_; // that the call draws
   std::string name_;
   /// Those `arguments_` that are promises; kept alive until the reply.
@@ -190,7 +188,6 @@ call_streams::origin outgoing_call::number_call() const {
 forward_request outgoing_call::make_request(value args, bool snapshot) {
   forward_request result;
   result.head = {target_.op, target_.first, target_.last, 0};
-  result.call = number_;
   result.context = call_context::current();
   result.training = target_.training;
   result.invoker = target_.invoker;

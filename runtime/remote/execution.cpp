@@ -25,7 +25,6 @@ void execution::begin(const request& x, uint64_t seed) {
   turn_ = x.turn;
   is_root_ = x.module == root_module && x.id.origin == rank_.self();
   requests_ = 0;
-  calls_ = 0;
   streams_.begin(seed);
   pass_ = {};
   region_ = 0;

@@ -77,11 +77,6 @@ public:
     return requests_;
   }
 
-  /// @returns a number for the next remote call, from 1.
-  uint64_t next_call() noexcept {
-    return ++calls_;
-  }
-
   /// Records `x`, which was sent and not awaited.
   void add_outstanding(std::shared_ptr<promised_request> x) {
     outstanding_.push_back(std::move(x));
@@ -314,7 +309,6 @@ private:
   uint64_t turn_ = 0;
   bool is_root_ = false;
   uint32_t requests_ = 0;
-  uint64_t calls_ = 0;
   std::vector<std::shared_ptr<promised_request>> outstanding_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> promises_;
   call_streams streams_;

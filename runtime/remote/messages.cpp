@@ -12,8 +12,8 @@ remote_tensor remote_tensor::of(const at::Tensor& x, bool snapshot) {
   return {kind::data, x.requires_grad(), to_tensor_ref(x, snapshot), 0, {}};
 }
 
-remote_tensor remote_tensor::of(object_id x, bool requires_grad) {
-  return {kind::object, requires_grad, {}, 0, x};
+remote_tensor remote_tensor::of(object_id x) {
+  return {kind::object, false, {}, 0, x};
 }
 
 remote_tensor remote_tensor::argument(uint32_t index) {

@@ -35,7 +35,7 @@ struct remote_tensor {
     data,      // `data`
     argument,  // in a reply: the `index`-th argument tensor itself
     parameter, // `index` in the walk of the model; stays with its owner
-    object,    // `object` in the object store of its owner
+    object,    // in the result of a step: `object` in its owner's store
     needed,    // the `index`-th of the results that the request needs
     held,      // in a reply: metadata as in `data`, no content
   };
@@ -50,7 +50,7 @@ struct remote_tensor {
   /// @param snapshot copy the bytes, see `to_tensor_ref`
   static remote_tensor of(const at::Tensor& x, bool snapshot);
 
-  static remote_tensor of(object_id x, bool requires_grad);
+  static remote_tensor of(object_id x);
 
   static remote_tensor argument(uint32_t index);
 
@@ -63,8 +63,7 @@ struct remote_tensor {
 
   /// True unless the receiver already has the tensor.
   bool travels() const noexcept {
-    return what == kind::data || what == kind::object || what == kind::needed
-           || what == kind::held;
+    return what == kind::data || what == kind::needed || what == kind::held;
   }
 
   /// @returns the tensor of an entry of kind data.
@@ -192,8 +191,6 @@ bool inspect(Inspector& f, expected_results& x) {
 /// Runs a module, or consecutive children of a Sequential.
 struct forward_request {
   request_head head;
-  /// Call number within the requesting execution, from 1.
-  uint64_t call = 0;
   call_context context;
   bool training = true;
   uint64_t invoker = 0;
@@ -217,12 +214,12 @@ struct forward_request {
 template <class Inspector>
 bool inspect(Inspector& f, forward_request& x) {
   return f.object(x).fields(
-    f.field("head", x.head), f.field("call", x.call),
-    f.field("context", x.context), f.field("training", x.training),
-    f.field("invoker", x.invoker), f.field("name", x.name),
-    f.field("numbers", x.numbers), f.field("pass", x.pass),
-    f.field("arguments", x.arguments), f.field("tensors", x.tensors),
-    f.field("held", x.held), f.field("promised", x.promised));
+    f.field("head", x.head), f.field("context", x.context),
+    f.field("training", x.training), f.field("invoker", x.invoker),
+    f.field("name", x.name), f.field("numbers", x.numbers),
+    f.field("pass", x.pass), f.field("arguments", x.arguments),
+    f.field("tensors", x.tensors), f.field("held", x.held),
+    f.field("promised", x.promised));
 }
 
 /// The reply to a call that the caller waits for.

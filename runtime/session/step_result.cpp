@@ -27,7 +27,7 @@ payload encode_result(const rank_context& rank, const packer& tensors,
     }
     held.push_back(rank.objects().hold(snapshot ? y.clone() : y,
                                        static_cast<uint32_t>(ranks)));
-    result.tensors.push_back(remote_tensor::of(held.back(), false));
+    result.tensors.push_back(remote_tensor::of(held.back()));
   }
   return to_payload(result);
 }

@@ -32,7 +32,7 @@ inline remote_tensors some_tensors() {
           remote_tensor::argument(3),
           remote_tensor::parameter(7, true),
           remote_tensor::needed(2, true),
-          remote_tensor::of(some_id(), true),
+          remote_tensor::of(some_id()),
           remote_tensor::held(at::empty({0, 4}, at::kInt).t()),
           remote_tensor::of(at::empty({0, 2}), false)};
 }
@@ -46,7 +46,6 @@ inline value some_value() {
 inline forward_request some_call() {
   forward_request x;
   x.head = {request_kind::range, 2, 5, 0};
-  x.call = 9;
   x.context = some_context();
   x.training = false;
   x.invoker = 0x1234567890abcdef;

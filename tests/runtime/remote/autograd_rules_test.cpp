@@ -370,31 +370,3 @@ TEST_CASE("a loop over a Sequential that a range would fool is refused",
   auto early = GENERATE(false, true);
   CHECK_THROWS_WITH(run_chain(2, true, early), ContainsSubstring("ModuleList"));
 }
-
-TEST_CASE("an argument may be a reference to a tensor that its owner holds",
-          "[runtime][objects]") {
-  run_virtual_world(2, manual_world(), [](session& s) {
-    distributed_model model{caller{times_weight, caller_impl::code{}}};
-    auto evaluate = step([&](Tensor x) {
-      auto& eng = s.internals();
-      auto id = eng.objects().hold(x * 5);
-      forward_request asked;
-      asked.call = 1;
-      asked.context.grad = false;
-      asked.invoker = invoker<function_impl, Tensor&&>::id;
-      asked.arguments = value::tuple({value::tensor(0)});
-      asked.tensors = {remote_tensor::of(id, false)};
-      call c;
-      c.owner = rank_id{1};
-      c.module = model->there->smp_hook.id;
-      c.body = to_payload(asked);
-      auto answer = execution::current()->park(std::move(c));
-      return from_payload<forward_reply>(answer.body, "reply")
-        .tensors.at(0)
-        .tensor();
-    });
-    auto y = evaluate(torch::ones({2, 3})).concat();
-    if (!torch::equal(y, torch::full({2, 3}, 5.0)))
-      throw std::runtime_error{"reference"};
-  });
-}

@@ -18,7 +18,6 @@ namespace {
 /// Asks for one tensor times three.
 forward_request tripled(const at::Tensor& x) {
   forward_request result;
-  result.call = 1;
   result.name = "forward";
   result.arguments = value::tuple({value::tensor(0)});
   result.tensors = {remote_tensor::of(x, false)};

@@ -69,7 +69,6 @@ TEST_CASE("a call asks its owner, and returns what that answers",
   CHECK(asked.head.what == request_kind::method_range);
   CHECK(asked.head.first == 1);
   CHECK(asked.head.last == 3);
-  CHECK(asked.call == 1);
   CHECK(asked.name == "encode");
   CHECK_FALSE(asked.training);
   CHECK_FALSE(asked.held);

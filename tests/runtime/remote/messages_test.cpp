@@ -51,7 +51,6 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   CHECK(y.head.what == request_kind::range);
   CHECK(y.head.first == 2);
   CHECK(y.head.last == 5);
-  CHECK(y.call == 9);
   CHECK((y.context == x.context));
   CHECK_FALSE(y.training);
   CHECK(y.invoker == x.invoker);
