@@ -242,9 +242,8 @@ void run_stages(const arguments& args) {
   setup.microbatches = x.microbatches;
   setup.pipeline = x.schedule;
   setup.chunks = x.chunks;
-  // A trace shows which calls wait; times are known.
+  // A trace shows which calls wait.
   setup.trace_device = x.touch ? "cpu" : "none";
-  setup.trace_execution_times = !x.touch;
   setup.print_partition = false;
   setup.threads = 1;
   gpt_job::set_modes(args, setup);

@@ -47,7 +47,7 @@ struct comm_fabric::impl : comm_outside, tensor_places {
   void prepare_device_path() {
     if (placing == nullptr)
       throw error{error_code::unsupported,
-                  "the device path (transport.force_device_path): this fabric "
+                  "the device path without devices: this fabric "
                   "does not ask where tensors shall lie"};
     for (auto x : {&core.send_arena(), &core.receive_arena()})
       if (auto size = (*x)->status().capacity; size > 0)

@@ -87,10 +87,10 @@ namespace smp {
 /// only after its answer.
 ///
 /// Every answer is checked. A step ends with an error that names the actor and
-/// the event if the actor throws, does not answer within
-/// `smp.schedule.timeout`, names a task twice, too early or for a microbatch
-/// that the step does not have, exceeds `smp.active_microbatches`, or waits
-/// while nothing is in flight. The next step then gets a new instance.
+/// the event if the actor throws, does not answer within 60 seconds, names a
+/// task twice, too early or for a microbatch that the step does not have,
+/// exceeds `smp.active_microbatches`, or waits while nothing is in flight. The
+/// next step then gets a new instance.
 using schedule_actor = caf::typed_actor<
   // First in each step; from pp_rank 0.
   caf::result<schedule_answer>(step_begins),

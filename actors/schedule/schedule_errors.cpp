@@ -27,8 +27,7 @@ std::pair<error_code, std::string> explain(const caf::error& x,
                                            std::chrono::milliseconds timeout) {
   if (x == caf::sec::request_timeout) {
     char text[80];
-    std::snprintf(text, sizeof(text),
-                  "did not answer within %g s (smp.schedule.timeout)",
+    std::snprintf(text, sizeof(text), "did not answer within %g s",
                   static_cast<double>(timeout.count()) / 1000);
     return {error_code::stalled, text};
   }

@@ -23,7 +23,7 @@ struct user_schedule {
   /// Bound on microbatches alive, for a step with this number of microbatches.
   std::function<uint64_t(uint64_t microbatches)> active;
   /// For each answer (R34).
-  std::chrono::milliseconds timeout{5000};
+  std::chrono::milliseconds timeout{60'000};
   /// Bytes that this rank keeps; callable on any thread.
   std::function<uint64_t()> memory_in_use;
   /// Gives the actor a thread of its own, on which it may block without

@@ -249,14 +249,10 @@ std::string hint_for_unknown_option(std::string_view name,
     if (folded_name(name) == theirs
         && std::find(known.begin(), known.end(), ours) != known.end())
       meant = ours;
-  if (!meant.empty())
-    return fmt::format("; did you mean --{}?", meant);
-  // Or a key without its table.
-  constexpr std::string_view advice = "; did you mean ";
-  auto hint = hint_for_unknown_key(name);
-  if (!hint.starts_with(advice))
-    return {};
-  return fmt::format("{}--{}", advice, hint.substr(advice.size()));
+  if (meant.empty())
+    meant = key_meant_by(name); // without its table
+  return meant.empty() ? std::string{}
+                       : fmt::format("; did you mean --{}?", meant);
 }
 
 /// @returns what is wrong with an argument that `app` did not take, or nothing.

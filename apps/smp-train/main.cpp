@@ -9,6 +9,7 @@
 #include "apps/smp-train/rank_log.hpp"
 #include "apps/smp-train/run_signals.hpp"
 #include "apps/smp-train/schedule.hpp"
+#include "apps/smp-train/test_settings.hpp"
 #include "apps/smp-train/verify.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/base/print_stderr.hpp"
@@ -334,7 +335,7 @@ int run_modes(const command_line& cmd, const train_config& config,
     if (!one.verify.json.empty())
       words.insert(words.end(), {"--json", one.verify.json});
     print_stderr("mode {}\n", mode.name);
-    auto code = mine.transport.type == "loopback"
+    auto code = mine.threads_as_ranks
                   ? run_threads(one, mine)
                   : run_launcher(one, mine, std::move(words));
     if (code == exit_interrupted)
@@ -424,6 +425,7 @@ int run(int argc, char** argv) {
   if (!tell_of_config(report, warns(*cmd, environment)))
     return exit_usage;
   auto config = config_of(*cmd, std::move(report));
+  set_for_tests(config);
   if (cmd->verify.split)
     prepare_split(config);
   const auto modes = modes_of(cmd->verify.modes);
@@ -453,7 +455,7 @@ int run(int argc, char** argv) {
     return run_hosts(*cmd, config, arguments);
   if (modes.size() > 1)
     return run_modes(*cmd, config, modes, arguments);
-  if (config.transport.type == "loopback")
+  if (config.threads_as_ranks)
     return run_threads(*cmd, config);
   return run_launcher(*cmd, config, arguments);
 }

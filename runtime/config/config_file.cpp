@@ -85,7 +85,7 @@ public:
                       ddp ? "" : ", or smp.ddp = true for several replicas"));
     }
     auto key = find_config_key(name);
-    bool raw = key != nullptr && key->slot != nullptr
+    bool raw = key != nullptr
                && (std::holds_alternative<std::string*>(key->slot(config_))
                    || value == "auto")
                && !value.starts_with('"') && !value.starts_with('\'');
@@ -100,8 +100,7 @@ public:
     if (!readable_)
       return;
     for (auto& key : config_keys())
-      if (key.slot != nullptr)
-        check_key(key);
+      check_key(key);
     check_options();
     if (config_.smp.ddp && !config_.ranks)
       config_.ranks = world_;
@@ -158,10 +157,6 @@ private:
   }
 
   void visit(const std::string& name, const toml::node& node, size_t line) {
-    if (name == "caf" || name.starts_with("caf.")) {
-      complain(line, "[caf] is known but not built yet; leave it out");
-      return;
-    }
     if (name.starts_with(options_table)) {
       set_option(name, node, line);
       return;
@@ -190,11 +185,6 @@ private:
 
   void set(const config_key& key, const std::string& name,
            const toml::node& node, size_t line) {
-    if (key.slot == nullptr) {
-      complain(line, fmt::format("{} is known but not built yet; leave it out",
-                                 key.name));
-      return;
-    }
     auto [known, added] = places_.emplace(key.name, place{line, name});
     if (!added) {
       auto& first = known->second;
@@ -212,8 +202,7 @@ private:
       complain(line,
                fmt::format("{} needs {}, got {}{}", key.name, type_text(key),
                            given_text(node), allowed_hint(key)));
-    } else if (number != nullptr && number->get() < 0
-               && type_text(key) == "an integer") {
+    } else if (number != nullptr && number->get() < 0 && is_integer(key)) {
       wrong_.insert(key.name);
       complain(line, fmt::format("{} = {} is out of range; allowed: {}",
                                  key.name, number->get(), allowed_text(key)));

@@ -173,12 +173,6 @@ struct checkpoint_config {
   uint64_t interrupt_grace = 30;
 };
 
-/// Table [transport].
-struct transport_config {
-  /// "ucx" (processes) or "loopback" (virtual ranks in one process).
-  std::string type = "ucx";
-};
-
 /// A configuration, checked. [transport] trusted_network is in `smp`.
 struct train_config {
   session_config smp{.print_partition = false};
@@ -191,7 +185,8 @@ struct train_config {
   optimizer_config optimizer;
   train_loop_config train;
   checkpoint_config checkpoint;
-  transport_config transport;
+  /// Ranks are threads of one process. Not a configuration key: tests want it.
+  bool threads_as_ranks = false;
 };
 
 /// @returns how many ranks smp-train starts.
@@ -256,7 +251,7 @@ std::string shared_settings(const session_config& x);
 std::string to_toml(const train_config& x);
 
 /// @returns the part of docs/config.md between its markers: one table of keys
-/// per TOML table (Markdown), and the keys that are not built yet.
+/// per TOML table (Markdown).
 std::string config_reference();
 
 } // namespace smp

@@ -8,8 +8,7 @@
 
 namespace smp {
 
-// Each table is in the order of docs/config.md. Keys without a slot belong to
-// the finished system and are refused as not built yet.
+// Each table is in the order of docs/config.md.
 
 /// The tables [smp] and [smp.schedule].
 std::span<const config_key> session_keys();

@@ -80,9 +80,6 @@ public:
     if (!x.auto_partition && x.trace_device == "gpu")
       add("smp.trace_device", "has no effect with", "smp.auto_partition",
           "nothing is measured; leave it out");
-    if (!x.times.empty() && !x.trace_execution_times)
-      add("smp.trace_execution_times", "has no effect with", "smp.times",
-          "the times stand in that file; leave one of them out");
     if (x.auto_partition && x.default_partition != 0)
       add({"smp.default_partition", "smp.auto_partition"},
           fmt::format("smp.default_partition = {} has no effect with "
@@ -531,7 +528,7 @@ session_config without_idle_keys(session_config x) {
   train_config defaults;
   whole.smp = std::move(x);
   for (auto& key : config_keys())
-    if (key.slot != nullptr && is_of_session(key.name) && !applies(key, whole))
+    if (is_of_session(key.name) && !applies(key, whole))
       std::visit(
         [&](auto* to) { *to = *std::get<decltype(to)>(key.slot(defaults)); },
         key.slot(whole));
@@ -554,7 +551,7 @@ void validate(const session_config& x) {
   };
   auto add_wrong = [&](auto& check) {
     for (auto& key : config_keys())
-      if (key.slot != nullptr && is_of_session(key.name))
+      if (is_of_session(key.name))
         if (auto wrong = check(key, whole))
           add(*wrong);
   };

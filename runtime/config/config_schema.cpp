@@ -26,7 +26,7 @@ const config_key* find_config_key(std::string_view name) {
 }
 
 bool is_config_table(std::string_view name) {
-  if (name == "caf" || name == "model.options")
+  if (name == "model.options")
     return true;
   return std::ranges::any_of(config_keys(), [&](const config_key& key) {
     return key.name.size() > name.size() && key.name.starts_with(name)

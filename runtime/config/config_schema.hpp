@@ -44,7 +44,7 @@ struct config_condition {
 /// One key, e.g. "smp.microbatches". Lists may be empty.
 struct config_key {
   std::string_view name;
-  /// @returns where the value is stored. Null while the key is not built.
+  /// @returns where the value is stored.
   config_slot (*slot)(train_config&) = nullptr;
   std::string_view meaning;
   /// The default in words, where it follows from other keys.
@@ -122,9 +122,14 @@ std::string allowed_text(const config_key& key);
 /// @returns "an integer", "a string", ...
 std::string_view type_text(const config_key& key);
 
+bool is_integer(const config_key& key);
+
 /// @returns what is wrong with the value by itself, or nothing.
 std::optional<std::string> check_value(const config_key& key,
                                        const train_config& x);
+
+/// @returns the key that was meant by a name that does not exist, or nothing
+std::string_view key_meant_by(std::string_view name);
 
 /// @returns "; did you mean ...?" or another hint for a key
 /// that does not exist.

@@ -46,21 +46,9 @@ std::string meaning_text(const config_key& key) {
 std::string settings_of(const train_config& values, std::string_view prefix) {
   std::string result;
   for (auto& key : config_keys())
-    if (key.slot != nullptr && !key.local && key.name.starts_with(prefix)
-        && applies(key, values))
+    if (!key.local && key.name.starts_with(prefix) && applies(key, values))
       result += fmt::format("{} = {}\n", key.name, value_text(key, values));
   return result;
-}
-
-void append_planned(std::string& out) {
-  out +=
-    "### Not built yet\n\n"
-    "These keys belong to the finished system. They are refused, never "
-    "ignored.\n\n";
-  for (auto& key : config_keys())
-    if (key.slot == nullptr)
-      out += fmt::format("- `{}`: {}\n", key.name, key.meaning);
-  out += "- `[caf]`: settings of the actor system\n";
 }
 
 } // namespace
@@ -84,7 +72,7 @@ std::string to_toml(const train_config& x) {
   std::string result;
   std::string_view table;
   for (auto& key : config_keys()) {
-    if (key.slot == nullptr || !applies(key, x))
+    if (!applies(key, x))
       continue;
     if (table_of(key) != table) {
       table = table_of(key);
@@ -110,8 +98,6 @@ std::string config_reference() {
   std::string result;
   std::string_view table;
   for (auto& key : config_keys()) {
-    if (key.slot == nullptr)
-      continue;
     if (table_of(key) != table) {
       table = table_of(key);
       result += fmt::format(
@@ -125,8 +111,6 @@ std::string config_reference() {
       "| `{}` | {} | {} | {} |\n", leaf_of(key), default_text(key),
       allowed.empty() ? type_text(key) : allowed, meaning_text(key));
   }
-  result += '\n';
-  append_planned(result);
   return result;
 }
 

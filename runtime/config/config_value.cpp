@@ -155,6 +155,19 @@ const config_key* key_known_elsewhere_as(std::string_view x) {
   return result;
 }
 
+/// @returns "1 or more"
+std::string text_of(const number_range& range) {
+  auto low = range.above_low ? fmt::format("more than {}", range.low)
+                             : fmt::format("{} or more", range.low);
+  if (std::isinf(range.high))
+    return low;
+  if (range.below_high)
+    return fmt::format("{}, less than {}", low, range.high);
+  if (range.above_low)
+    return fmt::format("{}, at most {}", low, range.high);
+  return fmt::format("{} to {}", range.low, range.high);
+}
+
 } // namespace
 
 std::string quoted(std::string_view x) {
@@ -168,6 +181,13 @@ std::string quoted(std::string_view x) {
       result += static_cast<char>(c);
   }
   return result + '"';
+}
+
+bool is_integer(const config_key& key) {
+  train_config x;
+  auto slot = key.slot(x);
+  return std::holds_alternative<uint64_t*>(slot)
+         || std::holds_alternative<std::optional<uint64_t>*>(slot);
 }
 
 std::string_view type_text(const config_key& key) {
@@ -250,23 +270,22 @@ std::string value_text(const config_key& key, const train_config& x) {
 }
 
 std::string allowed_text(const config_key& key) {
-  auto type = type_text(key);
-  if (type.starts_with("true") || type == "a list of strings"
-      || type == "a table of integers" || type.starts_with("a list of ["))
-    return {};
-  if (type == "a string")
-    return quoted_list(key.choices);
-  auto& range = key.range;
-  auto low = range.above_low ? fmt::format("more than {}", range.low)
-                             : fmt::format("{} or more", range.low);
-  if (std::isinf(range.high))
-    return low;
-  if (range.below_high)
-    return fmt::format("{}, less than {}", low, range.high);
-  if (range.above_low)
-    return fmt::format("{}, at most {}{}", low, range.high,
-                       type.ends_with("\"dynamic\"") ? ", or \"dynamic\"" : "");
-  return fmt::format("{} to {}", range.low, range.high);
+  train_config x;
+  auto nothing = [] { return std::string{}; };
+  return std::visit(
+    overload{
+      [&](std::string*) { return quoted_list(key.choices); },
+      [&](bool*) { return nothing(); },
+      [&](std::optional<bool>*) { return nothing(); },
+      [&](std::vector<std::string>*) { return nothing(); },
+      [&](std::vector<task>*) { return nothing(); },
+      [&](std::map<std::string, uint64_t>*) { return nothing(); },
+      [&](std::optional<loss_scale_setting>*) {
+        return text_of(key.range) + ", or \"dynamic\"";
+      },
+      [&](auto*) { return text_of(key.range); },
+    },
+    key.slot(x));
 }
 
 const config_condition* broken_condition(const config_key& key,
@@ -336,7 +355,7 @@ std::string hint_for_unknown_choice(const config_key& key,
            : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
 }
 
-std::string hint_for_unknown_key(std::string_view name) {
+std::string_view key_meant_by(std::string_view name) {
   auto best = never;
   std::string_view nearest;
   auto consider = [&](std::string_view known) {
@@ -354,15 +373,15 @@ std::string hint_for_unknown_key(std::string_view name) {
   if (best > 3)
     if (auto key = key_known_elsewhere_as(name))
       nearest = key->name;
-  if (!nearest.empty()) {
-    // Do not suggest a key that would be refused.
-    auto& key = *find_config_key(nearest);
-    return key.slot == nullptr ? fmt::format("; {} is not built yet", nearest)
-                               : fmt::format("; did you mean {}?", nearest);
-  }
+  return nearest;
+}
+
+std::string hint_for_unknown_key(std::string_view name) {
+  if (auto meant = key_meant_by(name); !meant.empty())
+    return fmt::format("; did you mean {}?", meant);
   std::string known;
   for (auto& key : config_keys())
-    if (key.slot != nullptr && table(key.name) == table(name))
+    if (table(key.name) == table(name))
       known += (known.empty() ? "" : ", ") + std::string{leaf(key.name)};
   if (!known.empty())
     return fmt::format("; keys of [{}]: {}", table(name), known);
@@ -374,7 +393,7 @@ std::string hint_for_unknown_table(std::string_view name) {
   std::string known;
   for (auto& key : config_keys()) {
     auto candidate = table(key.name);
-    if (key.slot == nullptr || (!tables.empty() && candidate == tables.back()))
+    if (!tables.empty() && candidate == tables.back())
       continue;
     tables.push_back(candidate);
     known += fmt::format("{}[{}]", known.empty() ? "" : ", ", candidate);

@@ -230,7 +230,6 @@ const std::vector<config_key> run_table = {
    .meaning = "what happens when a loss or gradient is not finite; `stop`: "
               "exit code 5; `skip`: that step updates nothing",
    .choices = {"stop", "skip"}},
-  {.name = "train.max_restarts", .meaning = "after a rank failed"},
   // -- [checkpoint] -----------------------------------------------------------
   {.name = "checkpoint.dir",
    .slot = SMP_SLOT(checkpoint.dir),
@@ -277,62 +276,29 @@ const std::vector<config_key> run_table = {
    .meaning = "seconds that ranks have after Ctrl-C and SIGTERM to finish "
               "their step and save, before the launcher ends them",
    .range = between(1, 86'400),
-   .only = {{"transport.type", {"ucx"}}},
    .local = true},
   // -- [transport] ------------------------------------------------------------
-  {.name = "transport.type",
-   .slot = SMP_SLOT(transport.type),
-   .meaning = "`ucx`: ranks are processes; `loopback`: ranks are threads of "
-              "one process",
-   .choices = {"ucx", "loopback"},
-   .elsewhere = {"backend"}},
   {.name = "transport.trusted_network",
    .slot = SMP_SLOT(smp.trusted_network),
    .meaning = "allow addresses other than loopback, although UCX over tcp "
               "has no authentication, and do not warn of tcp over loopback",
-   .only = {{"transport.type", {"ucx"}}},
    .local = true},
   {.name = "transport.spin",
    .slot = SMP_SLOT(smp.spin),
    .meaning = "microseconds that a rank which waits for messages looks for "
               "them again and again before it sleeps: answers come sooner, for "
               "a core per rank",
-   .range = between(0, 1'000'000),
-   .only = {{"transport.type", {"ucx"}}}},
-  {.name = "transport.force_device_path",
-   .slot = SMP_SLOT(smp.device_path.force),
-   .meaning = "tensors in host memory take the device path, through arenas: "
-              "for tests and measurements (docs/internals/communication.md)"},
-  {.name = "transport.force_ranks_per_node",
-   .slot = SMP_SLOT(smp.device_path.ranks_per_node),
-   .meaning = "ranks that `transport.force_device_path` takes for one node, "
-              "whatever machines they are on; 0: those of one machine",
-   .range = between(0, 65536),
-   .only = {{"transport.force_device_path", {"true"}}}},
-  {.name = "transport.send_arena",
-   .slot = SMP_SLOT(smp.device_path.send_arena),
-   .meaning = "MB through which a rank with a device path sends to other "
-              "nodes; touched at the start",
-   .range = between(0, 1 << 20),
-   .only = {{"transport.force_device_path", {"true"}}}},
-  {.name = "transport.receive_arena",
-   .slot = SMP_SLOT(smp.device_path.receive_arena),
-   .meaning = "MB into which a rank with a device path receives; touched at "
-              "the start",
-   .range = between(0, 1 << 20),
-   .only = {{"transport.force_device_path", {"true"}}}},
+   .range = between(0, 1'000'000)},
   {.name = "transport.interface",
    .slot = SMP_SLOT(smp.interface),
    .meaning = "the interface of this machine, by name or address, that leads "
               "to the other machines; default: the one that leads to rank 0",
    .elsewhere = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"},
-   .only = {{"transport.type", {"ucx"}}},
    .local = true},
   {.name = "transport.keys",
    .slot = SMP_SLOT(smp.keys),
    .meaning = "the folder of the run's keys on this machine, made by "
               "`smp-train keys DIR`; needed by a run over several machines",
-   .only = {{"transport.type", {"ucx"}}},
    .local = true,
    .is_folder = true},
   {.name = "transport.link_timeout",
@@ -340,13 +306,8 @@ const std::vector<config_key> run_table = {
    .meaning = "seconds without any sign of life from another machine until "
               "it counts as lost",
    .range = between(1, 86'400),
-   .only = {{"transport.type", {"ucx"}}},
    .local = true},
   // -- [monitor] --------------------------------------------------------------
-  {.name = "monitor.address", .meaning = "where `smp-top` connects"},
-  {.name = "monitor.prometheus", .meaning = "metrics page"},
-  {.name = "monitor.web", .meaning = "web page"},
-  {.name = "monitor.trace", .meaning = "steps to trace"},
   {.name = "monitor.stall_timeout",
    .slot = SMP_SLOT(smp.stall_timeout),
    .meaning = "seconds without any progress until a report says who waits "

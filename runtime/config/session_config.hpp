@@ -23,13 +23,12 @@ struct schedule_config {
   std::string name;
   /// "actor": text that is passed to the schedule.
   std::string options;
-  /// "actor": timeout of a reply, in seconds.
-  double timeout = 5;
 };
 
-/// Table [transport]: its stages are in docs/internals/communication.md.
+/// The device path (docs/internals/communication.md) without devices, for tests
+/// and measurements. No configuration keys.
 struct device_path_config {
-  /// Tensors in host memory use it too, for tests and measurements.
+  /// Tensors in host memory use it, too.
   bool force = false;
   /// Arenas of a rank that has a device path, in MB.
   uint64_t send_arena = 64;
@@ -111,8 +110,6 @@ struct session_config {
   std::string placement_strategy = "cluster";
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
   std::string trace_device = "cpu";
-  bool trace_execution_times = true;
-  bool trace_memory_usage = true;
   /// File with the execution times of modules, which are then not measured
   /// (runtime/session/module_times.hpp); empty: there is none.
   std::string times = {};

@@ -84,18 +84,8 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.trace_device),
    .meaning = "where the first step measures modules before the partition; "
               "`none`: costs are guessed from sizes",
-   .choices = {"cpu", "gpu", "none"}},
-  {.name = "smp.trace_execution_times",
-   .slot = SMP_SLOT(smp.trace_execution_times),
-   .meaning = "time of a module as measured; else each counts the same",
-   .only = {{"smp.trace_device", {"cpu", "gpu"}},
-            {"smp.auto_partition", {"true"}}}},
-  {.name = "smp.trace_memory_usage",
-   .slot = SMP_SLOT(smp.trace_memory_usage),
-   .meaning = "memory of a module with activations as measured; else its "
-              "parameters alone",
-   .only = {{"smp.trace_device", {"cpu", "gpu"}},
-            {"smp.auto_partition", {"true"}}}},
+   .choices = {"cpu", "gpu", "none"},
+   .elsewhere = {"trace_execution_times", "trace_memory_usage"}},
   {.name = "smp.times",
    .slot = SMP_SLOT(smp.times),
    .meaning = "file with the times of modules, which the first step does not "
@@ -250,9 +240,6 @@ const std::vector<config_key> session_table = {
    .only = {{"smp.offload_activations", {"true"}}},
    .local = true,
    .is_folder = true},
-  {.name = "smp.offload_optimizer",
-   .meaning = "what the optimizer remembers is in host memory, for devices",
-   .elsewhere = {"cpu_offload"}},
   // -- [tensor_parallel] ------------------------------------------------------
   {.name = "tensor_parallel.modules",
    .slot = SMP_SLOT(smp.tensor_parallel_modules),
@@ -309,11 +296,6 @@ const std::vector<config_key> session_table = {
   {.name = "smp.schedule.options",
    .slot = SMP_SLOT(smp.schedule.options),
    .meaning = "what that schedule gets to read",
-   .only = {{"smp.pipeline", {"actor"}}}},
-  {.name = "smp.schedule.timeout",
-   .slot = SMP_SLOT(smp.schedule.timeout),
-   .meaning = "seconds that an answer may take",
-   .range = patience,
    .only = {{"smp.pipeline", {"actor"}}}},
 };
 

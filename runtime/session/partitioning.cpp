@@ -146,14 +146,9 @@ model_info describe(const walked_model& model,
   return result;
 }
 
-/// Tells whether module times are needed and must be measured. Without a
-/// cost-based partition a trace serves to find how callers use results.
+/// Tells whether module times are needed and must be measured.
 bool measures_times(const session_config& x) {
-  return x.auto_partition && x.trace_execution_times && x.times.empty();
-}
-
-bool measures_memory(const session_config& x) {
-  return x.auto_partition && x.trace_memory_usage;
+  return x.auto_partition && x.times.empty();
 }
 
 std::string why_guessed(bool traced_before, const session_config& x,
@@ -208,8 +203,7 @@ bool partitioning::any_deferred() const {
 }
 
 bool partitioning::wants_trace(uint64_t devices) const {
-  auto& cfg = rank_.config();
-  return (measures_times(cfg) || measures_memory(cfg)) && can_trace(devices);
+  return rank_.config().auto_partition && can_trace(devices);
 }
 
 bool partitioning::can_trace(uint64_t devices) const {
@@ -252,7 +246,7 @@ void partitioning::trace(const std::function<void()>& prepare,
     trace_ = trace_forward(map_.model(),
                            {.gpu = cfg.trace_device == "gpu",
                             .times = measures_times(cfg),
-                            .memory = measures_memory(cfg)},
+                            .memory = cfg.auto_partition},
                            std::move(stream), body);
   } catch (const error& err) {
     // All ranks must learn of it: they wait for the decision.

@@ -97,8 +97,6 @@ std::shared_ptr<const user_schedule> schedule_policies::make_user() const {
   result->active = [this](uint64_t microbatches) {
     return active(microbatches);
   };
-  result->timeout = std::chrono::milliseconds{
-    static_cast<int64_t>(config_.schedule.timeout * 1000)};
   result->memory_in_use = allocated_bytes;
   return result;
 }

@@ -73,7 +73,7 @@ std::unique_ptr<trainable>
 make_model(const session& s, const train_config& config, const train_job& job) {
   delay_param_initialization deferring{pp_size() > 1
                                        && defers_parameters(config, rank())};
-  if (config.transport.type != "loopback")
+  if (!config.threads_as_ranks)
     return job.make_model();
   std::unique_ptr<trainable> result;
   for (uint64_t turn = 0; turn < s.size(); ++turn) {

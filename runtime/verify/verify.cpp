@@ -180,7 +180,7 @@ private:
   template <class F>
   auto run_apart(F f) {
     std::optional<decltype(f())> result;
-    auto threads = config_.transport.type == "loopback";
+    auto threads = config_.threads_as_ranks;
     for (uint64_t turn = 0; turn < (threads ? dp_size() : 1); ++turn) {
       if (reference_ && (!threads || turn == dp_rank()))
         result = f();

@@ -31,9 +31,6 @@ path = "batch.safetensors"
 
 [train]
 steps = 1
-
-[transport]
-type = "loopback"
 )";
 
 /// Batches of two and of three tensors.
@@ -54,7 +51,7 @@ struct check_dir : train_dir {
     if (what != "train")
       arguments.insert(arguments.begin(), what);
     arguments.insert(arguments.end(), settings.begin(), settings.end());
-    auto p = start(arguments);
+    auto p = start(arguments, threads_as_ranks);
     auto result = p.join();
     output = p.output();
     return result;

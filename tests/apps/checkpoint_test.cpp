@@ -50,17 +50,19 @@ struct checkpoint_run : train_dir {
     // nop
   }
 
-  program train(std::vector<std::string> options,
-                const std::string& run_dir) const {
+  program
+  train(std::vector<std::string> options, const std::string& run_dir,
+        const std::map<std::string, std::string>& environment = {}) const {
     options.insert(options.begin(), {"tiny.toml", "--run-dir", run_dir,
                                      "--model.dropout=" + dropout});
-    return start(options);
+    return start(options, environment);
   }
 
   /// @returns what the run wrote
-  std::string finish(std::vector<std::string> options,
-                     const std::string& run_dir) const {
-    auto p = train(std::move(options), run_dir);
+  std::string
+  finish(std::vector<std::string> options, const std::string& run_dir,
+         const std::map<std::string, std::string>& environment = {}) const {
+    auto p = train(std::move(options), run_dir, environment);
     auto code = p.join();
     INFO(p.output());
     CHECK(code == 0);
@@ -308,12 +310,11 @@ TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save, and SIGUSR1 goes on",
                                          "--train.steps=100000"};
   uint64_t before = 0;
   // Processes have a launcher, which hears it; threads hear it themselves.
-  for (auto& [number, transport] :
-       {std::pair{SIGINT, "ucx"}, {SIGTERM, "ucx"}, {SIGTERM, "loopback"}}) {
-    auto name = std::to_string(number) + transport;
-    auto with_transport = options;
-    with_transport.push_back(std::string{"--transport.type="} + transport);
-    auto p = train(with_transport, name);
+  for (auto& [number, threads] :
+       {std::pair{SIGINT, false}, {SIGTERM, false}, {SIGTERM, true}}) {
+    auto name = std::to_string(number) + (threads ? "threads" : "processes");
+    auto p = threads ? train(options, name, threads_as_ranks)
+                     : train(options, name);
     REQUIRE(p.wait_for(std::to_string(before + 10) + "/100000"));
     p.signal(SIGUSR1);
     REQUIRE(p.wait_for("checkpoint at step "));
@@ -415,17 +416,16 @@ TEST_CASE_METHOD(checkpoint_run,
 TEST_CASE_METHOD(checkpoint_run,
                  "a full disk ends the run, not its checkpoints",
                  "[apps][checkpoint]") {
-  const std::vector<std::string> threads{"--transport.type=loopback",
-                                         "--optimizer.schedule.type=constant"};
-  auto options = threads;
+  const std::vector<std::string> constant{"--optimizer.schedule.type=constant"};
+  auto options = constant;
   options.push_back("--train.steps=4");
-  finish(options, "begin");
+  finish(options, "begin", threads_as_ranks);
   program limited{{"bash", "-c",
                    "ulimit -f 8; exec " + built_program("smp-train")
                      + " tiny.toml --run-dir limited --model.dropout=0.1 "
-                       "--transport.type=loopback "
                        "--optimizer.schedule.type=constant"},
-                  path};
+                  path,
+                  threads_as_ranks};
   auto code = limited.join();
   INFO(limited.output());
   CHECK(code == 2);
@@ -435,7 +435,7 @@ TEST_CASE_METHOD(checkpoint_run,
       && ContainsSubstring("cannot write " + dir() + "/step-8/model-"));
   CHECK(newest() == 4);
   CHECK(std::distance(fs::directory_iterator{dir()}, {}) == 2); // with its lock
-  finish(threads, "rest");
+  finish(constant, "rest", threads_as_ranks);
   CHECK(newest() == 24);
 }
 

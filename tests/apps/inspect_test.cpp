@@ -149,8 +149,7 @@ program start_faulty(const train_dir& dir, const std::string& fault) {
   return dir.start({"tiny.toml", "--run-dir", "run", "--smp.pipeline=actor",
                     "--smp.schedule.plugin=" + plugin("faulty_schedule"),
                     "--smp.schedule.name=faulty",
-                    "--smp.schedule.options=" + fault,
-                    "--smp.schedule.timeout=100"});
+                    "--smp.schedule.options=" + fault});
 }
 
 } // namespace
@@ -364,11 +363,9 @@ TEST_CASE("A run by tcp, and one with arenas, tell what they use",
   train_dir dir{endless};
   auto arenas = GENERATE(false, true);
   // Small tensors take no arena.
-  auto run = arenas ? dir.start({"tiny.toml", "--run-dir", "run",
-                                 "--transport.force_device_path=true",
-                                 "--transport.send_arena=16",
-                                 "--transport.receive_arena=16",
-                                 "--data.batch_size=32"})
+  auto run = arenas ? dir.start(
+               {"tiny.toml", "--run-dir", "run", "--data.batch_size=32"},
+               device_path)
                     : dir.start({"tiny.toml", "--run-dir", "run"},
                                 {{"UCX_TLS", "tcp,self"}});
   REQUIRE(run.wait_for(" 2/1000000"));
@@ -583,15 +580,18 @@ TEST_CASE("A run is looked at whoever started its ranks", "[apps][inspect]") {
 TEST_CASE("Ranks that are threads, and one that is alone, are looked at",
           "[apps][inspect]") {
   train_dir dir{endless};
-  for (auto setting : {"--transport.type=loopback", "--ranks=1"}) {
+  for (auto threads : {true, false}) {
     std::filesystem::remove_all(dir.path / "run");
-    auto run = dir.start({"tiny.toml", "--run-dir", "run", setting});
+    auto run = threads
+                 ? dir.start({"tiny.toml", "--run-dir", "run"},
+                             threads_as_ranks)
+                 : dir.start({"tiny.toml", "--run-dir", "run", "--ranks=1"});
     REQUIRE(run.wait_for(" 2/1000000"));
     auto x = inspect_well(dir, {"tree"});
-    INFO(setting << '\n' << x.output);
+    INFO(threads << '\n' << x.output);
     CHECK(x.code == 0);
     CHECK(says(x, "r0.server"));
-    CHECK(says(x, "r1.server") == (setting[2] == 't'));
+    CHECK(says(x, "r1.server") == threads);
     run.signal(SIGINT);
     CHECK(run.join() == 130);
     CHECK(inspect_run(dir, {"ls"}).code == 3);

@@ -169,9 +169,8 @@ TEST_CASE_METHOD(machines_dir,
                  "what crosses machines takes the device path between nodes",
                  "[apps][machines][R46]") {
   // So wide that no activation rides in the first message.
-  start_comparison(
-    100000, {"--model.width=64", "--transport.force_device_path=true",
-             "--transport.send_arena=16", "--transport.receive_arena=16"});
+  more_environment = device_path;
+  start_comparison(100000, {"--model.width=64"});
   auto handled = [](const nlohmann::json& comm, const std::string& stage) {
     uint64_t result = 0;
     for (auto& rank : comm)

@@ -60,22 +60,20 @@ TEST_CASE_METHOD(run_dirs, "A run leaves the configuration that runs it again",
 
 TEST_CASE_METHOD(run_dirs, "A directory that holds a run is left alone",
                  "[apps][train]") {
-  const std::vector<std::string> arguments{"tiny.toml", "--run-dir", "out",
-                                           "--transport.type=loopback"};
+  const std::vector<std::string> arguments{"tiny.toml", "--run-dir", "out"};
   // What failed before its first step left nothing that counts.
   auto bad = arguments;
   bad.push_back("--smp.manual_partition={\"no.such\" = 1}");
-  CHECK(start(bad).join() == 2);
-  REQUIRE(start(arguments).join() == 0);
+  CHECK(start(bad, threads_as_ranks).join() == 2);
+  REQUIRE(start(arguments, threads_as_ranks).join() == 0);
   auto before = content_of(path / "out/metrics.jsonl");
   for (auto what : {"train", "verify", "processes"}) {
     INFO(what);
     auto again = arguments;
     if (what == std::string{"verify"})
       again.insert(again.begin(), what);
-    if (what == std::string{"processes"})
-      again.back() = "--train.steps=1";
-    auto p = start(again);
+    auto p = what == std::string{"processes"} ? start(again)
+                                              : start(again, threads_as_ranks);
     CHECK(p.join() == 2);
     CHECK(p.output()
           == "smp-train: --run-dir out holds a run already "
@@ -87,17 +85,15 @@ TEST_CASE_METHOD(run_dirs, "A directory that holds a run is left alone",
 
 TEST_CASE_METHOD(run_dirs, "No mode of several overwrites a run",
                  "[apps][verify]") {
-  REQUIRE(
-    start({"tiny.toml", "--run-dir", "out-fast", "--transport.type=loopback"})
-      .join()
-    == 0);
+  REQUIRE(start({"tiny.toml", "--run-dir", "out-fast"}, threads_as_ranks).join()
+          == 0);
   auto config = content_of(path / "out-fast/config.toml");
   auto steps = content_of(path / "out-fast/metrics.jsonl");
-  for (auto type : {"loopback", "ucx"}) {
-    INFO(type);
+  for (auto& environment : {threads_as_ranks, {}}) {
+    INFO(environment.size());
     auto p = start({"verify", "tiny.toml", "--modes", "dynamic,fast",
-                    "--run-dir", "out", "--steps=1", "--smp.seed=7",
-                    std::string{"--transport.type="} + type});
+                    "--run-dir", "out", "--steps=1", "--smp.seed=7"},
+                   environment);
     CHECK(p.join() == 2);
     CHECK_THAT(p.output(),
                ContainsSubstring("--run-dir out-fast holds a run already"));
@@ -109,7 +105,8 @@ TEST_CASE_METHOD(run_dirs, "No mode of several overwrites a run",
   // One mode alone goes where it is told to, and `out` itself is not a mode's.
   fs::rename(path / "out-fast", path / "out");
   auto p = start({"verify", "tiny.toml", "--modes", "dynamic,fast", "--run-dir",
-                  "out", "--steps=1", "--transport.type=loopback"});
+                  "out", "--steps=1"},
+                 threads_as_ranks);
   CHECK(p.join() == 0);
   CHECK(content_of(path / "out/config.toml") == config);
 }

@@ -208,8 +208,7 @@ TEST_CASE("A schedule actor that owes an answer is the culprit of a stall",
                                  "--smp.pipeline=actor",
                                  "--smp.schedule.plugin=" + faulty_schedule(),
                                  "--smp.schedule.name=faulty",
-                                 "--smp.schedule.options=silent",
-                                 "--smp.schedule.timeout=60"};
+                                 "--smp.schedule.options=silent"};
   words.insert(words.end(), ends_soon.begin(), ends_soon.end());
   auto run = dir.start(words);
   CHECK(run.join() == 4);

@@ -210,8 +210,7 @@ TEST_CASE("smp-top goes on while the actors of a rank do not", "[apps][top]") {
   auto run = dir.start(
     {"tiny.toml", "--run-dir", "run", "--smp.pipeline=actor",
      "--smp.schedule.plugin=" + plugin.string(), "--smp.schedule.name=faulty",
-     "--smp.schedule.options=" + fault, "--smp.schedule.timeout=100",
-     "--monitor.stall_timeout=1"});
+     "--smp.schedule.options=" + fault, "--monitor.stall_timeout=1"});
   REQUIRE(run.wait_for("ETA")); // the head of the table of steps
   terminal screen{dir, built_program("smp-top") + " run"};
   CHECK_THAT(screen.until_it_says(shown), ContainsSubstring(shown));

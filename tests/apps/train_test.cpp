@@ -231,17 +231,18 @@ TEST_CASE_METHOD(tiny_run, "Numbers of ranks and kinds of ranks agree",
   struct kind {
     const char* name;
     std::vector<std::string> arguments;
+    std::map<std::string, std::string> environment = {};
   };
   std::vector<std::vector<nlohmann::json>> all;
   std::vector<smp::safetensors_file> models;
-  for (auto& [name, arguments] : std::vector<kind>{
+  for (auto& [name, arguments, environment] : std::vector<kind>{
          {"one", {"--ranks", "1"}},
          {"two", {"--ranks", "2"}},
-         {"threads", {"--transport.type=loopback"}},
+         {"threads", {}, threads_as_ranks},
        }) {
     auto full = arguments;
     full.insert(full.begin(), {"tiny.toml", "--run-dir", name});
-    auto p = start(full);
+    auto p = start(full, environment);
     INFO(p.output());
     REQUIRE(p.join() == 0);
     all.push_back(metrics(name));

@@ -44,13 +44,14 @@ struct tiny_job : train_dir {
 
   /// smp-train verify with these arguments, in that directory.
   program start(std::vector<std::string> arguments,
-                const std::string& fault = "") const {
+                std::map<std::string, std::string> environment = {}) const {
     arguments.insert(arguments.begin(), "verify");
-    std::map<std::string, std::string> environment;
-    if (!fault.empty())
-      environment = {{"SMP_FAULT", fault},
-                     {"LD_PRELOAD", built_program("../lib/smp_faults.so")}};
     return train_dir::start(std::move(arguments), std::move(environment));
+  }
+
+  static std::map<std::string, std::string> seeding(const std::string& fault) {
+    return {{"SMP_FAULT", fault},
+            {"LD_PRELOAD", built_program("../lib/smp_faults.so")}};
   }
 
   nlohmann::json result(const std::string& name) const {
@@ -58,13 +59,21 @@ struct tiny_job : train_dir {
   }
 };
 
+/// @param kind "processes" or "threads"
+std::map<std::string, std::string> ranks_as(const std::string& kind) {
+  if (kind == "threads")
+    return threads_as_ranks;
+  return {};
+}
+
 } // namespace
 
 TEST_CASE_METHOD(tiny_job, "A right job is equal over processes and threads",
                  "[apps][verify]") {
-  for (auto type : {"ucx", "loopback"}) {
-    auto p = start({"tiny.toml", "--steps", "2", "--run-dir", type, "--json",
-                    "out.json", std::string{"--transport.type="} + type});
+  for (auto type : {"processes", "threads"}) {
+    auto p = start(
+      {"tiny.toml", "--steps", "2", "--run-dir", type, "--json", "out.json"},
+      ranks_as(type));
     auto code = p.join();
     INFO(p.output());
     CHECK(code == 0);
@@ -100,11 +109,10 @@ TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
        })
     for (auto waits : {false, true}) {
       auto arguments = settings;
-      arguments.insert(arguments.begin(), {"tiny.toml", "--json", "out.json",
-                                           "--transport.type=loopback"});
+      arguments.insert(arguments.begin(), {"tiny.toml", "--json", "out.json"});
       if (waits)
         arguments.push_back("--smp.fast_mode=false");
-      auto p = start(arguments);
+      auto p = start(arguments, threads_as_ranks);
       auto code = p.join();
       INFO(p.output());
       CHECK(code == 0);
@@ -139,13 +147,13 @@ TEST_CASE_METHOD(tiny_job, "Pipelines of replicas replay from other steps on",
 
 TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
                  "[apps][verify]") {
-  for (auto type : {"ucx", "loopback"}) {
+  for (auto type : {"processes", "threads"}) {
     auto p = start({"tiny.toml", "--modes", "fast,dynamic,deterministic+static",
                     "--steps", "3", "--json", "out.json", "--run-dir", type,
                     // Of these, each mode keeps what it has a use for.
                     "--smp.no_promises=[\"lm_head\"]", "--smp.static_mode=true",
-                    "--smp.static_steps=2",
-                    std::string{"--transport.type="} + type});
+                    "--smp.static_steps=2"},
+                   ranks_as(type));
     auto code = p.join();
     INFO(p.output());
     CHECK(code == 0);
@@ -164,8 +172,8 @@ TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
 
 TEST_CASE_METHOD(tiny_job, "All modes are those that can be named",
                  "[apps][verify]") {
-  auto p = start({"tiny.toml", "--modes", "all", "--json", "out.json",
-                  "--transport.type=loopback"});
+  auto p = start({"tiny.toml", "--modes", "all", "--json", "out.json"},
+                 threads_as_ranks);
   auto code = p.join();
   INFO(p.output());
   CHECK(code == 0);
@@ -183,7 +191,8 @@ TEST_CASE_METHOD(tiny_job,
                  "[apps][verify][R33]") {
   auto p = start({"tiny.toml", "--modes",
                   "deterministic,deterministic+fast,deterministic+static+fast",
-                  "--transport.type=loopback", "--json", "out.json"});
+                  "--json", "out.json"},
+                 threads_as_ranks);
   auto code = p.join();
   INFO(p.output());
   CHECK(code == 0);
@@ -234,8 +243,8 @@ TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
   CHECK(result("out.json")["requests"] > 100);
   // It places by hand what the configuration would place by cost.
   auto weighed = start({"tiny.toml", "--steps", "1", "--split",
-                        "--smp.optimize=speed", "--smp.strategy=paper",
-                        "--transport.type=loopback"});
+                        "--smp.optimize=speed", "--smp.strategy=paper"},
+                       threads_as_ranks);
   CHECK(weighed.join() == 0);
   auto alone = start({"tiny.toml", "--split", "--ranks", "1"});
   CHECK(alone.join() == 2);
@@ -255,7 +264,7 @@ TEST_CASE_METHOD(tiny_job, "A wrong job exits with 1 and names the module",
        }) {
     auto p = start({"tiny.toml", "--steps=1", "--json", "out.json",
                     "--smp.strategy=paper", "--smp.trace_device=none"},
-                   fault);
+                   seeding(fault));
     auto code = p.join();
     INFO(p.output());
     CHECK(code == 1);

@@ -40,15 +40,17 @@ struct machines_dir : train_dir {
 
   void start_rank(size_t rank, const std::string& master,
                   std::vector<std::string> arguments) {
+    auto environment = more_environment;
+    environment.insert(
+      {{"RANK", std::to_string(rank)},
+       {"LOCAL_RANK", std::to_string(rank % ranks_per_machine)},
+       {"WORLD_SIZE", "4"},
+       {"MASTER_ADDR", master},
+       {"MASTER_PORT", "29400"}});
     arguments.insert(arguments.begin(), built_program("smp-train"));
     arguments.insert(arguments.end(), {"--ranks", "4", "--run-dir", "run"});
     running.emplace_back(new program(
-      on.start(rank / ranks_per_machine, arguments, path,
-               {{"RANK", std::to_string(rank)},
-                {"LOCAL_RANK", std::to_string(rank % ranks_per_machine)},
-                {"WORLD_SIZE", "4"},
-                {"MASTER_ADDR", master},
-                {"MASTER_PORT", "29400"}})));
+      on.start(rank / ranks_per_machine, arguments, path, environment)));
   }
 
   /// @param master what leads to machine 0
@@ -92,6 +94,7 @@ struct machines_dir : train_dir {
 
   size_t ranks_per_machine;
   machines on;
+  std::map<std::string, std::string> more_environment;
   std::vector<std::unique_ptr<program>> running;
 };
 

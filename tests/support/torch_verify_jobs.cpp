@@ -198,7 +198,7 @@ train_config loopback_config(uint64_t ranks, const std::string& pipeline,
   result.smp.pipeline = pipeline;
   result.smp.microbatches = microbatches;
   result.smp.threads = 1;
-  result.transport.type = "loopback";
+  result.threads_as_ranks = true;
   result.optimizer.lr = 1e-2;
   result.train.steps = 10;
   return result;

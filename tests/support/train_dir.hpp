@@ -89,6 +89,14 @@ save_model = true
                      ranks, microbatches, rate, steps);
 }
 
+/// Makes the ranks of an smp-train threads of its process.
+inline const std::map<std::string, std::string> threads_as_ranks{
+  {"SMP_TEST_THREADS_AS_RANKS", "1"}};
+
+/// Sends large tensors through arenas, as between devices.
+inline const std::map<std::string, std::string> device_path{
+  {"SMP_TEST_DEVICE_PATH", "16"}};
+
 /// A directory with a configuration, tiny.toml, and the text that it may name,
 /// text.txt; smp-train runs there.
 struct train_dir : scratch_dir {

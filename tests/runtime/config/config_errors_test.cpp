@@ -204,36 +204,6 @@ std::vector<broken> too_long() {
      "run.toml:17: ",
      {"monitor.stall_timeout = 10000000000.0 is out of range; allowed: more "
       "than 0, at most 1000000000"}},
-    {"ages for an answer",
-     good,
-     "command line: ",
-     {"smp.schedule.timeout = 10000000000.0 is out of range; allowed: more "
-      "than 0, at most 1000000000"},
-     {"--smp.pipeline=actor", "--smp.schedule.plugin=x.so",
-      "--smp.schedule.name=x", "--smp.schedule.timeout=1e10"}},
-  };
-}
-
-// -- not built yet ------------------------------------------------------------
-
-std::vector<broken> not_built_yet() {
-  return {
-    {"planned key",
-     and_also("max_restarts = 1"),
-     "run.toml:16: ",
-     {"train.max_restarts is known but not built yet"}},
-    {"planned key of a session",
-     with("microb", "offload_optimizer = true"),
-     "run.toml:3: ",
-     {"smp.offload_optimizer is known but not built yet"}},
-    {"planned key at its default",
-     and_also("max_restarts = 0"),
-     "run.toml:16: ",
-     {"train.max_restarts is known but not built yet"}},
-    {"settings of the actor system",
-     and_also("[caf]\nscheduler.max-threads = 2"),
-     "run.toml:16: ",
-     {"[caf] is known but not built yet"}},
   };
 }
 
@@ -413,11 +383,6 @@ std::vector<broken> on_the_command_line() {
      "run.toml:12: ",
      {"data.batch_size = 32", "smp.microbatches = 5", "command line"},
      {"--smp.microbatches=5"}},
-    {"planned key on the command line",
-     good,
-     "command line: ",
-     {"train.max_restarts is known but not built yet"},
-     {"--train.max_restarts=1"}},
   };
 }
 
@@ -520,11 +485,10 @@ TEST_CASE("each broken configuration gives one error with place and remedy",
           "[runtime][config]") {
   auto begin = cpu_seconds();
   std::vector<broken> configurations;
-  for (auto& part :
-       {unknown_keys(), wrong_types(), out_of_range(), too_long(),
-        not_built_yet(), missing_and_double(), no_toml(),
-        conflicts_of_schedules(), conflicts_of_sizes(), on_the_command_line(),
-        conflicts_on_the_command_line(), conflicts_of_types()})
+  for (auto& part : {unknown_keys(), wrong_types(), out_of_range(), too_long(),
+                     missing_and_double(), no_toml(), conflicts_of_schedules(),
+                     conflicts_of_sizes(), on_the_command_line(),
+                     conflicts_on_the_command_line(), conflicts_of_types()})
     configurations.insert(configurations.end(), part.begin(), part.end());
   CHECK(configurations.size() >= 40);
   for (auto& x : configurations)

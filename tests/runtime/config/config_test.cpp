@@ -36,7 +36,6 @@ TEST_CASE("a short configuration gets the documented defaults",
   CHECK(x.train.dtype == "float32");
   CHECK(x.train.on_nonfinite == "stop");
   CHECK_FALSE(x.train.save_model);
-  CHECK(x.transport.type == "ucx");
   CHECK(x.data.path == "text.txt");
 }
 
@@ -423,22 +422,12 @@ TEST_CASE("what does nothing is refused without a file as well",
          {[](auto& x) { x.placement_strategy = "spread"; },
           "smp.placement_strategy has no effect with smp.ddp = false (the "
           "default); it belongs to smp.ddp = true"},
-         {[](auto& x) {
-            x.trace_device = "none";
-            x.trace_memory_usage = false;
-          },
-          "smp.trace_memory_usage has no effect with smp.trace_device = "
-          "\"none\"; it belongs to \"cpu\", \"gpu\""},
          {[](auto& x) { x.tensor_parallel_modules = {"a"}; },
           "tensor_parallel.modules has no effect with smp.ddp = false (the "
           "default); it belongs to smp.ddp = true\n"
           "tensor_parallel.modules = [\"a\"] has no effect with "
           "smp.tensor_parallel_degree = 1; write "
           "smp.tensor_parallel_degree = 2 or more, or leave it out"},
-         {[](auto& x) { x.device_path.send_arena = 1; },
-          "transport.send_arena has no effect with "
-          "transport.force_device_path = false (the default); it belongs to "
-          "transport.force_device_path = true"},
          // A program that runs on one rank, too.
          {[](auto& x) {
             x.ddp = true;
@@ -498,7 +487,6 @@ constexpr const char* promised_keys[] = {"smp.pipeline_parallel_degree",
                                          "smp.schedule.plugin",
                                          "smp.schedule.name",
                                          "smp.schedule.options",
-                                         "smp.schedule.timeout",
                                          "smp.active_microbatches",
                                          "smp.chunks",
                                          "smp.auto_partition",
@@ -516,8 +504,6 @@ constexpr const char* promised_keys[] = {"smp.pipeline_parallel_degree",
                                          "smp.deterministic_server",
                                          "smp.trace_device",
                                          "smp.times",
-                                         "smp.trace_execution_times",
-                                         "smp.trace_memory_usage",
                                          "smp.shard_optimizer_state",
                                          "smp.offload_activations",
                                          "smp.activation_loading_horizon",
@@ -546,20 +532,13 @@ constexpr const char* promised_keys[] = {"smp.pipeline_parallel_degree",
                                          "train.dump_gradients",
                                          "train.save_model",
                                          "train.on_nonfinite",
-                                         "train.max_restarts",
                                          "checkpoint.dir",
                                          "checkpoint.interval",
                                          "checkpoint.keep",
                                          "checkpoint.resume",
-                                         "transport.type",
                                          "transport.trusted_network",
-                                         "monitor.address",
-                                         "monitor.prometheus",
-                                         "monitor.web",
-                                         "monitor.trace",
                                          "monitor.stall_timeout",
-                                         "monitor.on_stall",
-                                         "caf.anything"};
+                                         "monitor.on_stall"};
 
 } // namespace
 

@@ -412,7 +412,7 @@ TEST_CASE("a run knows activations when it begins, where it sees the model run",
     x.smp.tensor_parallel_degree = 2;
     x.smp.tensor_parallel_modules = {"transformer.h.0"};
   }
-  x.transport.type = "loopback";
+  x.threads_as_ranks = true;
   x.smp.auto_partition = true;
   begin_listener measured{x};
   begin(x, measured);
@@ -446,7 +446,7 @@ TEST_CASE(
   "nothing",
   "[runtime][plan][memory]") {
   auto x = blocks_over(GENERATE(1, 2), "simple");
-  x.transport.type = "loopback";
+  x.threads_as_ranks = true;
   begin_listener measured{x};
   begin(x, measured);
   REQUIRE(measured.decision);

@@ -152,7 +152,6 @@ virtual_world_options drawing_world(uint64_t pp, const std::string& pipeline,
       for (auto what : {phase::forward, phase::backward})
         x.schedule.list.push_back({microbatch_id{(i + 1) % 3}, what});
   if (pipeline == "actor") {
-    x.schedule.timeout = 60; // on a busy machine
     x.schedule.plugin = built_program("../lib/unusual_schedule.so");
     x.schedule.name = "unusual";
   }

@@ -50,7 +50,7 @@ smp::train_config small(const std::string& model) {
   x.optimizer.lr = 1e-2;
   x.train.steps = 2;
   x.train.eval_steps = 0;
-  x.transport.type = "loopback";
+  x.threads_as_ranks = true;
   return x;
 }
 

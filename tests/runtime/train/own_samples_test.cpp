@@ -61,7 +61,7 @@ struct sample_dir : scratch_dir {
     x.optimizer.lr = 0.2;
     x.train.steps = 7;
     x.train.eval_steps = 1;
-    x.transport.type = "loopback";
+    x.threads_as_ranks = true;
   }
 
   train_config config(uint64_t replicas) const {

@@ -113,7 +113,7 @@ smp::train_config small_config(const std::string& text) {
   result.train.steps = 5;
   result.train.eval_interval = 2;
   result.train.eval_steps = 3;
-  result.transport.type = "loopback";
+  result.threads_as_ranks = true;
   return result;
 }
 
