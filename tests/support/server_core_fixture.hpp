@@ -211,7 +211,6 @@ struct replaying_core {
                     .leader = true,
                     .services = services,
                     .board = out.board,
-                    .board = out.board,
                     .token = std::make_shared<execution_token>(),
                     .on_token = [] {},
                     .records = records},
