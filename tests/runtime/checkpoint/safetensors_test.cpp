@@ -232,7 +232,8 @@ struct fault {
 };
 // All of these come before 4 bytes of data.
 constexpr fault faults[] = {
-  {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})", "no valid JSON"},
+  {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})",
+   "not valid JSON"},
   {R"([])", "the header is not a JSON object"},
   {R"({"a":3})", "tensor \"a\": its description is not an object"},
   {R"({"a":{"dtype":"F32","shape":[1]}})", "tensor \"a\": dtype, shape"},
@@ -309,7 +310,7 @@ TEST_CASE("a file whose header length is wrong is refused") {
   spill(s.file(), "1234567");
   CHECK_THAT(why_unreadable(s.file()), ContainsSubstring("its 7 bytes"));
   spill(s.file(), std::string(8, '\0'));
-  CHECK_THAT(why_unreadable(s.file()), ContainsSubstring("no valid JSON"));
+  CHECK_THAT(why_unreadable(s.file()), ContainsSubstring("not valid JSON"));
   spill(s.file(), std::string(100, '\xff'));
   CHECK_THAT(why_unreadable(s.file()),
              ContainsSubstring("claims a header of 18446744073709551615"));

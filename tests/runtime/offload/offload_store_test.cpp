@@ -354,7 +354,7 @@ TEST_CASE("a full disk is told once, with the way out", "[runtime][R57]") {
   CHECK_THAT(warnings[0],
              StartsWith("no room in 'DIR' for more activations (No space left")
                && ContainsSubstring("8192 bytes more were needed")
-               && ContainsSubstring("stays in memory")
+               && ContainsSubstring("they stay in memory")
                && ContainsSubstring("smp.offload_dir"));
 }
 
