@@ -1,8 +1,8 @@
 // How a rank records steps and replays them (R33).
 
 #include "actors/replay/computed_order.hpp"
-#include "actors/replay/step_flow.hpp"
 #include "actors/replay/record_book.hpp"
+#include "actors/replay/step_flow.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/base/fnv_hash.hpp"
