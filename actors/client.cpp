@@ -5,7 +5,7 @@
 #include "actors/stalls/wait_graph.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 #include "transport/gate.hpp"
 #include "transport/process_state.hpp"
 

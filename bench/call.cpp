@@ -17,7 +17,7 @@
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
 
-#include "runtime/remote/call_streams.hpp"
+#include "runtime/execution/call_streams.hpp"
 #include "smp/smp.hpp"
 
 #include <torch/torch.h>

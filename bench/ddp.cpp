@@ -27,10 +27,10 @@
 
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/offload/offload_store.hpp"
-#include "runtime/session/fused_update.hpp"
-#include "runtime/session/gradient_buckets.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/optimizer/fused_update.hpp"
+#include "runtime/replicas/gradient_buckets.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 
 // Two processes with a UCX fabric between them and nothing above it.
 
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 #include "transport/wake_up.hpp"
 

@@ -12,7 +12,7 @@
 #include "bench/harness.hpp"
 
 #include "partition/partitioner.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/gpt_tree.hpp"

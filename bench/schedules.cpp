@@ -21,9 +21,9 @@
 
 #include "bench/gpt_job.hpp"
 
-#include "partition/checker.hpp"
-#include "runtime/session/model_state.hpp"
+#include "partition/schedule/checker.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <torch/csrc/autograd/custom_function.h>
 

@@ -7,8 +7,8 @@
 
 #include "bench/harness.hpp"
 
-#include "runtime/base/file_io.hpp"
-#include "runtime/launch/process.hpp"
+#include "runtime/files/file_io.hpp"
+#include "runtime/process/process.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -27,7 +27,7 @@
 #include "bench/shared_layers.hpp"
 
 #include "runtime/plan/planner.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/train/models/ncf.hpp"
 
 #include <torch/optim/sgd.h>

@@ -19,14 +19,14 @@ target_sources(fuzz_value_tree PRIVATE
   ${PROJECT_SOURCE_DIR}/runtime/values/value_codec.cpp)
 target_sources(fuzz_messages PRIVATE
   ${PROJECT_SOURCE_DIR}/runtime/base/call_context.cpp
-  ${PROJECT_SOURCE_DIR}/runtime/remote/messages.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/calls/messages.cpp
   ${PROJECT_SOURCE_DIR}/runtime/values/tensor_bridge.cpp
   ${PROJECT_SOURCE_DIR}/runtime/values/value.cpp
   ${PROJECT_SOURCE_DIR}/runtime/values/value_codec.cpp)
 target_link_libraries(fuzz_messages PRIVATE smp::torch)
 target_sources(fuzz_manifest PRIVATE
-  ${PROJECT_SOURCE_DIR}/runtime/base/errno_text.cpp
-  ${PROJECT_SOURCE_DIR}/runtime/base/file_io.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/files/errno_text.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/files/file_io.cpp
   ${PROJECT_SOURCE_DIR}/runtime/checkpoint/checksum.cpp
   ${PROJECT_SOURCE_DIR}/runtime/checkpoint/manifest.cpp)
 target_link_libraries(fuzz_manifest PRIVATE smp::json)

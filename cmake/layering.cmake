@@ -1,5 +1,5 @@
 # The layering test: reads every #include and fails on one that points the
-# wrong way, and on units that include each other.
+# wrong way, on units that include each other, and on a folder that is too large.
 #
 #   cmake -D ROOT=<tree> -P layering.cmake
 #
@@ -27,7 +27,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   # what is kept of a step, and what others see of a rank.
   "actors/[a-z]*/(node|executor|execution_token|microbatch_sequencer)\\.hpp"
   "actors/[a-z]*/(request|request_number|result_name|user_schedule)\\.hpp"
-  "actors/[a-z]*/(record_book|computed_order|step_flow)\\.hpp"
+  "actors/[a-z]*/(order_book|computed_order|step_flow)\\.hpp"
   "actors/[a-z]*/(rank_board|call_slot|counting_fabric|comm_fabric|message_priority)\\.hpp"
   "actors/[a-z]*/(membership|supervisor_link)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|node_status)\\.hpp")
@@ -39,14 +39,18 @@ set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.
 # ("client" is not a subfolder: all of it is for those who look from outside.)
-set(order_actors protocol board comm replay schedule server inspection stalls
+set(order_actors protocol board comm order schedule server inspection stalls
   cluster host client)
-set(order_runtime base offload values lazy config launch model remote intercept session
-  checkpoint nn train plan verify)
+set(order_runtime files base offload values deferred lazy config process launch
+  model sharing execution calls intercept collectives optimizer placement replicas
+  step session checkpoint nn data train plan verify)
 
 # A unit is a header with its source. Units that include each other are read,
 # built and tested together: few, and in one folder.
 set(units_of_a_cycle 4)
+
+# A folder with more files than this has no order that a reader could see.
+set(files_in_a_folder 30)
 
 # Third-party headers that belong to some places only: what it is called, how
 # its headers are known, and the files that may include them.
@@ -73,7 +77,7 @@ set(quick_headers "c10/" "ATen/core/(Tensor|MT19937RNGEngine)\\.h"
   "torch/(ordered_dict\\.h|headeronly/)")
 
 # What smp.hpp and the like must not bring along, or it is installed, too.
-set(private_headers "runtime/remote/messages\\.hpp" "runtime/config/config_file\\.hpp"
+set(private_headers "runtime/calls/messages\\.hpp" "runtime/config/config_file\\.hpp"
   "runtime/session/(loss_scaler|master_weights|optimizer_shards|weight_average)\\.hpp"
   "transport/collectives/collectives\\.hpp")
 
@@ -240,6 +244,27 @@ foreach(folder IN LISTS folders)
 endforeach()
 list(LENGTH sources count)
 
+# Of tests, too, but for data.
+file(GLOB_RECURSE counted RELATIVE ${ROOT} ${ROOT}/tests/*.hpp ${ROOT}/tests/*.cpp)
+list(FILTER counted EXCLUDE REGEX "^tests/data/")
+list(APPEND counted ${sources})
+foreach(file IN LISTS counted)
+  cmake_path(GET file PARENT_PATH place)
+  string(MAKE_C_IDENTIFIER "${place}" name)
+  if(NOT DEFINED files_${name})
+    set(files_${name} 0)
+    list(APPEND places ${place})
+  endif()
+  math(EXPR files_${name} "${files_${name}} + 1")
+endforeach()
+foreach(place IN LISTS places)
+  string(MAKE_C_IDENTIFIER "${place}" name)
+  if(files_${name} GREATER files_in_a_folder)
+    list(APPEND errors
+      "${place}: ${files_${name}} files (at most ${files_in_a_folder}): divide it by what they do")
+  endif()
+endforeach()
+
 execute_process(
   COMMAND awk -v max_units=${units_of_a_cycle}
     -f ${CMAKE_CURRENT_LIST_DIR}/cycles.awk ${sources}
@@ -255,6 +280,6 @@ foreach(error IN LISTS errors)
 endforeach()
 if(errors)
   list(LENGTH errors number)
-  message(FATAL_ERROR "layering: ${number} wrong includes or cycles in ${count} files")
+  message(FATAL_ERROR "layering: ${number} wrong includes, cycles or folders in ${count} files")
 endif()
 message(STATUS "layering: ${count} files, all includes point the right way")

@@ -28,12 +28,12 @@ set(smp_test_libraries_apps smp::smp smp_report smp::json smp::toml)
 set(smp_test_libraries_fuzz smp::smp CAF::core)
 
 # -- tests/support -------------------------------------------------------------
-# support/torch_*.cpp is for the tests that see Torch, all else for everybody.
+# support/torch/ is for the tests that see Torch, all else for everybody.
 
 smp_sources(support tests/support)
 set(torch_support ${support})
-list(FILTER support EXCLUDE REGEX "/torch_[^/]*$")
-list(FILTER torch_support INCLUDE REGEX "/torch_[^/]*$")
+list(FILTER support EXCLUDE REGEX "/torch/")
+list(FILTER torch_support INCLUDE REGEX "/torch/")
 
 add_library(smp_test_support INTERFACE)
 target_link_libraries(smp_test_support INTERFACE Catch2::Catch2)
@@ -139,7 +139,7 @@ endfunction()
 set(smp_test_seconds ${CMAKE_BINARY_DIR}/tests/seconds.txt)
 file(WRITE ${smp_test_seconds} "")
 
-# One program of all tests in a folder: tests/runtime/remote -> runtime_remote_test.
+# One program of all tests in a folder: tests/runtime/calls -> runtime_calls_test.
 function(smp_test_program path)
   string(REGEX MATCH "^[^/]*" folder ${path})
   if(NOT DEFINED smp_test_libraries_${folder})

@@ -1,9 +1,9 @@
 #include "partition/partitioner.hpp"
 
-#include "partition/balanced.hpp"
-#include "partition/chunked.hpp"
-#include "partition/paper.hpp"
 #include "partition/reasons.hpp"
+#include "partition/search/balanced.hpp"
+#include "partition/search/chunked.hpp"
+#include "partition/search/paper.hpp"
 
 #include "transport/error.hpp"
 

@@ -3,7 +3,7 @@
 // Decides which module runs on which device (paper, section 4.5).
 
 #include "partition/manual.hpp"
-#include "partition/problem.hpp"
+#include "partition/search/problem.hpp"
 
 #include <string_view>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "partition/paper.hpp"
+#include "partition/search/paper.hpp"
 
 namespace smp {
 

@@ -1,7 +1,7 @@
 #include "partition/trace.hpp"
 
 #include "partition/manual.hpp"
-#include "partition/problem.hpp"
+#include "partition/search/problem.hpp"
 
 #include <algorithm>
 #include <cstdio>

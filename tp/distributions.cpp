@@ -3,7 +3,7 @@
 #include "tp/embedding.hpp"
 #include "tp/layer_norm.hpp"
 #include "tp/linear.hpp"
-#include "tp/transformer_layer.hpp"
+#include "tp/transformer/transformer_layer.hpp"
 
 #include <algorithm>
 #include <array>

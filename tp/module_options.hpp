@@ -6,7 +6,7 @@
 
 #include "tp/cross_entropy.hpp"
 #include "tp/distributed_module.hpp"
-#include "tp/transformer_layer_options.hpp"
+#include "tp/transformer/transformer_layer_options.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -1,6 +1,6 @@
 #include "tp/traffic.hpp"
 
-#include "tp/transformer_layer_options.hpp"
+#include "tp/transformer/transformer_layer_options.hpp"
 
 #include <algorithm>
 #include <functional>

@@ -1,7 +1,7 @@
 #include "transport/device_ops.hpp"
 
-#include "transport/block_pool.hpp"
 #include "transport/error.hpp"
+#include "transport/memory/block_pool.hpp"
 
 #include <cstring>
 #include <string>

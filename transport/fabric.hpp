@@ -21,7 +21,7 @@ enum class message_kind : uint8_t {
   response,   // MODULE SERVER: the answer
   control,    // MODULE SERVER: ends of microbatches and steps
   exchange,   // transport/exchange.hpp: matched by name
-  object,     // runtime/remote/object_store.hpp: fetch, fetched, release
+  object,     // runtime/calls/object_store.hpp: fetch, fetched, release
   collective, // transport/collectives/collectives.hpp
 };
 

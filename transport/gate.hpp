@@ -1,8 +1,8 @@
 #pragma once
 
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
+#include "transport/files/run_secret.hpp"
 #include "transport/network/tls_relay.hpp"
-#include "transport/run_secret.hpp"
 
 #include <array>
 #include <chrono>

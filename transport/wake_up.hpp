@@ -1,6 +1,6 @@
 #pragma once
 
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <semaphore.h>
 

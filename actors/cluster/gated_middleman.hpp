@@ -1,7 +1,7 @@
 #pragma once
 
+#include "transport/files/run_secret.hpp"
 #include "transport/network/tls_relay.hpp"
-#include "transport/run_secret.hpp"
 
 #include <caf/io/middleman_actor.hpp>
 #include <caf/io/middleman_actor_impl.hpp>

@@ -6,8 +6,8 @@
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/introduction.hpp"
 #include "actors/stalls/stalls.hpp"
+#include "transport/files/run_secret.hpp"
 #include "transport/network/tls_relay.hpp"
-#include "transport/run_secret.hpp"
 
 #include <chrono>
 #include <cstdint>

@@ -2,8 +2,8 @@
 
 #include "actors/protocol/actor_host.hpp"
 #include "transport/error.hpp"
+#include "transport/files/run_secret.hpp"
 #include "transport/network/tls_relay.hpp"
-#include "transport/run_secret.hpp"
 
 #include <chrono>
 #include <cstdint>

@@ -3,9 +3,9 @@
 #include "actors/comm/comm_ledger.hpp"
 #include "actors/comm/comm_router.hpp"
 #include "actors/comm/send_window.hpp"
-#include "transport/arena.hpp"
-#include "transport/block_pool.hpp"
 #include "transport/device_ops.hpp"
+#include "transport/memory/arena.hpp"
+#include "transport/memory/block_pool.hpp"
 #include "transport/placing_fabric.hpp"
 
 #include <atomic>

@@ -1,7 +1,7 @@
 #include "actors/inspection/entry_file.hpp"
 
 #include "transport/error.hpp"
-#include "transport/private_file.hpp"
+#include "transport/files/private_file.hpp"
 #include "transport/process_state.hpp"
 
 #include <fmt/format.h>

@@ -3,7 +3,7 @@
 // The file in a run directory with the address of the port where clients can
 // observe the run; read access to it grants that right. Free of CAF.
 
-#include "transport/run_secret.hpp"
+#include "transport/files/run_secret.hpp"
 
 #include <cstdint>
 #include <optional>

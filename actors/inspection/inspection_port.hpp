@@ -2,7 +2,7 @@
 
 // The port where clients query the status of a run. Free of CAF.
 
-#include "transport/run_secret.hpp"
+#include "transport/files/run_secret.hpp"
 
 #include <chrono>
 #include <cstddef>

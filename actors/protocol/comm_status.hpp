@@ -3,8 +3,8 @@
 // Status of the stages of communication, one by one or all together. Free of
 // CAF.
 
-#include "transport/arena.hpp"
 #include "transport/ids.hpp"
+#include "transport/memory/arena.hpp"
 
 #include <array>
 #include <cstdint>

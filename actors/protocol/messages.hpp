@@ -4,7 +4,7 @@
 // actors/protocol/wire.hpp encodes those that cross ranks.
 
 #include "actors/protocol/request.hpp"
-#include "partition/schedule.hpp"
+#include "partition/schedule/schedule.hpp"
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "actors/protocol/executor.hpp"
-#include "partition/schedule.hpp"
+#include "partition/schedule/schedule.hpp"
 
 #include <cstdint>
 #include <string>

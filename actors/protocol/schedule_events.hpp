@@ -2,7 +2,7 @@
 
 // Events that a user's schedule receives, and its answers. Free of CAF.
 
-#include "partition/schedule.hpp"
+#include "partition/schedule/schedule.hpp"
 #include "transport/ids.hpp"
 
 #include <optional>

@@ -1,7 +1,7 @@
 #include "actors/schedule/step_driver.hpp"
 
 #include "actors/protocol/request_number.hpp"
-#include "partition/recorded_schedule.hpp"
+#include "partition/schedule/recorded_schedule.hpp"
 
 #include <exception>
 #include <string>

@@ -4,7 +4,7 @@
 // that may fail at any moment.
 
 #include "actors/protocol/messages.hpp"
-#include "partition/schedule.hpp"
+#include "partition/schedule/schedule.hpp"
 
 #include <functional>
 #include <map>

@@ -3,7 +3,7 @@
 // A user's schedule actor as runtime/ sees it: free of CAF.
 
 #include "actors/protocol/actor_host.hpp"
-#include "partition/schedule.hpp"
+#include "partition/schedule/schedule.hpp"
 
 #include <chrono>
 #include <functional>

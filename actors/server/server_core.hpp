@@ -4,12 +4,12 @@
 // what each execution waits for, and how a step ends.
 
 #include "actors/board/rank_board.hpp"
+#include "actors/order/order_book.hpp"
+#include "actors/order/step_recorder.hpp"
+#include "actors/order/step_replay.hpp"
 #include "actors/protocol/messages.hpp"
 #include "actors/protocol/rank_services.hpp"
 #include "actors/protocol/server_output.hpp"
-#include "actors/replay/record_book.hpp"
-#include "actors/replay/step_recorder.hpp"
-#include "actors/replay/step_replay.hpp"
 #include "actors/server/execution_token.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 
@@ -51,7 +51,7 @@ public:
     /// Null: no module is ordered. Its `on_moved` must lead to `turns_moved`.
     std::shared_ptr<smp::microbatch_sequencer> sequencer = {};
     /// Null or inactive: steps are neither recorded nor replayed.
-    std::shared_ptr<record_book> records = {};
+    std::shared_ptr<order_book> records = {};
   };
 
   server_core(options x, server_output& output);

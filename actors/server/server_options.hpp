@@ -11,7 +11,7 @@ namespace smp {
 class execution_token;
 class microbatch_sequencer;
 class rank_board;
-class record_book;
+class order_book;
 struct user_schedule;
 
 /// Construction parameters of the MODULE SERVER of a rank.
@@ -41,7 +41,7 @@ struct server_options {
   /// where microbatches pass modules in order.
   bool tells_forwards = false;
   /// Records and replays steps (R33); null: neither.
-  std::shared_ptr<record_book> records;
+  std::shared_ptr<order_book> records;
 };
 
 } // namespace smp

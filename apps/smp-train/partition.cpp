@@ -1,7 +1,7 @@
 #include "apps/smp-train/partition.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>

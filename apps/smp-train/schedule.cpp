@@ -1,7 +1,7 @@
 #include "apps/smp-train/schedule.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/plan/schedule_plan.hpp"
 
 #include <fmt/format.h>

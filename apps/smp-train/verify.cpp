@@ -1,7 +1,7 @@
 #include "apps/smp-train/verify.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/verify/verify.hpp"
 

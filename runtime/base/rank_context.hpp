@@ -27,7 +27,7 @@ class placeholder_source;
 class promise_book;
 class rank_board;
 class rank_layout;
-class record_book;
+class order_book;
 class remote_parameters;
 class saved_calls;
 class script_code;
@@ -129,7 +129,7 @@ public:
   }
 
   /// Records steps and replays them (R33).
-  record_book& records() const noexcept {
+  order_book& records() const noexcept {
     return *records_;
   }
 
@@ -194,7 +194,7 @@ protected:
   object_store* objects_ = nullptr;
   saved_calls* calls_ = nullptr;
   offload_store* offload_ = nullptr;
-  record_book* records_ = nullptr;
+  order_book* records_ = nullptr;
   microbatch_sequencer* sequencer_ = nullptr;
   rank_board* board_ = nullptr;
   std::shared_ptr<model_context> model_;

@@ -1,6 +1,6 @@
 #include "runtime/checkpoint/checkpoint_dir.hpp"
 
-#include "runtime/base/file_io.hpp"
+#include "runtime/files/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>

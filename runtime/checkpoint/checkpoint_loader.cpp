@@ -1,21 +1,21 @@
 #include "runtime/checkpoint/checkpoint_loader.hpp"
 
-#include "actors/replay/record_book.hpp"
+#include "actors/order/order_book.hpp"
 #include "partition/rank_layout.hpp"
-#include "runtime/base/file_io.hpp"
 #include "runtime/base/mistakes.hpp"
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "runtime/checkpoint/checkpoint_parts.hpp"
 #include "runtime/checkpoint/checksum.hpp"
+#include "runtime/collectives/agreement.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/model/hook.hpp"
-#include "runtime/session/agreement.hpp"
+#include "runtime/optimizer/loss_scaler.hpp"
+#include "runtime/optimizer/optimizer_state.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
-#include "runtime/session/loss_scaler.hpp"
-#include "runtime/session/model_state.hpp"
-#include "runtime/session/optimizer_state.hpp"
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -326,7 +326,7 @@ void checkpoint_loader::adopt_partition(
 void checkpoint_loader::rehearse(
   const std::vector<distributed_optimizer*>& optimizers,
   const std::function<void(uint64_t)>& f) const {
-  constexpr uint64_t enough = record_book::max_learnt + 3;
+  constexpr uint64_t enough = order_book::max_learnt + 3;
   for (uint64_t i = 0; i < std::min(manifest_.step, enough); ++i) {
     f(i);
     for (auto* x : optimizers)

@@ -1,8 +1,8 @@
 #include "runtime/checkpoint/checkpoint_lock.hpp"
 
-#include "runtime/base/folder_lock.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/files/folder_lock.hpp"
 #include "runtime/session/session.hpp"
+#include "runtime/step/model_state.hpp"
 #include "transport/process_state.hpp"
 
 #include <fmt/format.h>

@@ -1,10 +1,10 @@
 #include "runtime/checkpoint/checkpoint_parts.hpp"
 
 #include "partition/rank_layout.hpp"
+#include "runtime/optimizer/optimizer_state.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
-#include "runtime/session/model_state.hpp"
-#include "runtime/session/optimizer_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/step/model_state.hpp"
 #include "tp/distributed_module.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>

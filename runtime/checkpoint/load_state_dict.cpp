@@ -2,11 +2,11 @@
 
 #include "runtime/checkpoint/weight_files.hpp"
 #include "runtime/checkpoint/weight_names.hpp"
-#include "runtime/session/agreement.hpp"
+#include "runtime/collectives/agreement.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/state_check.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,7 +1,7 @@
 #include "runtime/checkpoint/manifest.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/checkpoint/checksum.hpp"
+#include "runtime/files/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>

@@ -1,8 +1,8 @@
 #include "runtime/checkpoint/safetensors.hpp"
 
-#include "runtime/base/file_io.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/values/tensor_bridge.hpp"
-#include "transport/regular_file.hpp"
+#include "transport/files/regular_file.hpp"
 
 #include <ATen/EmptyTensor.h>
 #include <nlohmann/json.hpp>

@@ -5,7 +5,7 @@
 // Python reads it with the package of that name.
 
 #include "runtime/base/named_tensors.hpp"
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <ATen/core/Tensor.h>
 

@@ -2,8 +2,8 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 

@@ -1,7 +1,7 @@
 #include "runtime/checkpoint/weight_files.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/base/json_text.hpp"
+#include "runtime/files/file_io.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,6 @@
 #include "runtime/config/config_toml.hpp"
 
-#include "runtime/base/file_io.hpp"
+#include "runtime/files/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>

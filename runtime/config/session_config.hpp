@@ -1,6 +1,6 @@
 #pragma once
 
-#include "partition/schedule.hpp"
+#include "partition/schedule/schedule.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -111,7 +111,7 @@ struct session_config {
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
   std::string trace_device = "cpu";
   /// File with the execution times of modules, which are then not measured
-  /// (runtime/session/module_times.hpp); empty: there is none.
+  /// (runtime/placement/module_times.hpp); empty: there is none.
   std::string times = {};
   /// Records the first `static_steps` steps and replays the fastest (R33).
   bool static_mode = false;

@@ -1,7 +1,7 @@
 #include "runtime/intercept/call_observer.hpp"
 
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/remote/execution.hpp"
 
 #include <vector>
 
@@ -26,7 +26,7 @@ public:
 
   void arguments(const intercepted_call&, const void* object,
                  std::span<const at::Tensor> xs) override {
-    auto* ex = execution::current();
+    auto* ex = running_call::current();
     auto again = ex && ex->pass().what == recompute_pass::kind::again;
     if (again || innermost() == object)
       return;

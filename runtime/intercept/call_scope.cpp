@@ -1,7 +1,7 @@
 #include "runtime/intercept/call_scope.hpp"
 
+#include "runtime/calls/invoker.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
-#include "runtime/remote/invoker.hpp"
 
 #include <exception>
 

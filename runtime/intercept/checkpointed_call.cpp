@@ -2,17 +2,17 @@
 
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/calls/backward_engine.hpp"
+#include "runtime/calls/caller.hpp"
+#include "runtime/calls/parameters.hpp"
+#include "runtime/calls/promised_call.hpp"
+#include "runtime/calls/writable_copy.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/local_modules.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
-#include "runtime/remote/backward_engine.hpp"
-#include "runtime/remote/behind_identity.hpp"
-#include "runtime/remote/caller.hpp"
-#include "runtime/remote/execution.hpp"
-#include "runtime/remote/parameters.hpp"
-#include "runtime/remote/promised_call.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -117,8 +117,8 @@ private:
     std::vector<at::Tensor> given;
   };
 
-  execution& check() const {
-    auto* ex = execution::current();
+  running_call& check() const {
+    auto* ex = running_call::current();
     auto model = call_.model.lock();
     if (!ex || !model || ex->rank().model() != model || ex->step() != call_.step
         || ex->microbatch() != call_.microbatch)
@@ -156,7 +156,7 @@ private:
       auto content = x.written ? x.content.clone() : x.content;
       if (x.edge) {
         leaf = content.variable_data().set_requires_grad(true);
-        result.given.push_back(behind_identity(leaf));
+        result.given.push_back(writable_copy(leaf));
       } else {
         result.given.push_back(content.variable_data());
       }
@@ -165,12 +165,12 @@ private:
   }
 
   /// @returns the outputs of this pass, numbered as in `kept_call::results`
-  std::vector<at::Tensor> run(execution& ex,
+  std::vector<at::Tensor> run(running_call& ex,
                               std::vector<at::Tensor> given) const {
     auto context = call_.context;
     context.grad = true;
     scoped_context inside{context};
-    execution::pass_scope in_pass{ex, call_.again, call_.region};
+    running_call::pass_scope in_pass{ex, call_.again, call_.region};
     auto module = ex.enter_module(call_.name);
     packer out;
     {
@@ -194,10 +194,10 @@ private:
     return result;
   }
 
-  std::optional<entered_call> enter(execution& ex) const {
+  std::optional<entered_call> enter(running_call& ex) const {
     auto& streams = ex.streams();
-    auto single = call_.target.op == request_kind::call
-                  || call_.target.op == request_kind::method;
+    auto single = call_.target.kind == request_kind::call
+                  || call_.target.kind == request_kind::method;
     if (!single)
       streams.enter_origin(call_.place);
     else if (call_.stream != 0)
@@ -239,7 +239,7 @@ private:
 class first_pass {
 public:
   /// @param tensors that `x.args` name
-  first_pass(const packed_call& x, execution& ex,
+  first_pass(const packed_call& x, running_call& ex,
              const std::vector<at::Tensor>& tensors)
     : call_(x),
       map_(x.modules.map()),
@@ -267,8 +267,8 @@ public:
 
 private:
   bool single() const {
-    return call_.target.op == request_kind::call
-           || call_.target.op == request_kind::method;
+    return call_.target.kind == request_kind::call
+           || call_.target.kind == request_kind::method;
   }
 
   module_id first_module() const {
@@ -349,7 +349,7 @@ private:
     auto here = ex_.pass();
     if (here.what == pass::only)
       here.what = pass::first;
-    execution::pass_scope in_pass{ex_, here, kept_.region};
+    running_call::pass_scope in_pass{ex_, here, kept_.region};
     unpacker in{seen_};
     auto result = call_.modules.run_inside(call_, in, found);
     ex_.rank().model()->parameters->flush();
@@ -451,7 +451,7 @@ private:
 
   const packed_call& call_;
   const model_map& map_;
-  execution& ex_;
+  running_call& ex_;
   const std::vector<at::Tensor>& given_;
   unpacker in_{given_};
   std::vector<at::Tensor> seen_; // by the code, instead of the given ones
@@ -464,7 +464,7 @@ private:
 
 std::optional<invocation>
 recompute_interceptor::around(const packed_call& x, unpacker& in, packer& out) {
-  auto* ex = execution::current();
+  auto* ex = running_call::current();
   // A method called by another method of the same module is part of that call.
   if (x.region == 0 || x.region == ex->region())
     return std::nullopt;

@@ -3,11 +3,11 @@
 #include "actors/board/call_slot.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/checkpointed_call.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
-#include "runtime/remote/execution.hpp"
 #include "transport/wait.hpp"
 
 #include <memory>
@@ -44,8 +44,8 @@ public:
   }
 
 private:
-  static execution* ordered(const intercepted_call& x) {
-    auto* ex = x.ordered && !x.served ? execution::current() : nullptr;
+  static running_call* ordered(const intercepted_call& x) {
+    auto* ex = x.ordered && !x.served ? running_call::current() : nullptr;
     // A recomputation in backward changes no state.
     return ex != nullptr && !ex->in_backward() ? ex : nullptr;
   }
@@ -65,8 +65,8 @@ public:
   }
 
 private:
-  static execution* drawing(const intercepted_call& x) {
-    return x.stream != 0 ? execution::current() : nullptr;
+  static running_call* drawing(const intercepted_call& x) {
+    return x.stream != 0 ? running_call::current() : nullptr;
   }
 };
 
@@ -75,7 +75,7 @@ class offload_interceptor final : public call_interceptor {
 public:
   std::unique_ptr<offloaded_tensors>
   keep(const std::vector<at::Tensor>& xs) override {
-    auto* ex = execution::current();
+    auto* ex = running_call::current();
     auto* store = ex != nullptr ? ex->rank().offload() : nullptr;
     // Tensors of recomputations and calls in backward are needed at once.
     return store != nullptr && !ex->in_backward()
@@ -98,8 +98,8 @@ public:
   }
 
 private:
-  static execution* recomputing(const intercepted_call& x) {
-    auto* ex = x.module ? execution::current() : nullptr;
+  static running_call* recomputing(const intercepted_call& x) {
+    auto* ex = x.module ? running_call::current() : nullptr;
     return ex != nullptr && ex->pass().what != recompute_pass::kind::only
              ? ex
              : nullptr;

@@ -1,12 +1,12 @@
 #include "runtime/intercept/local_modules.hpp"
 
 #include "runtime/base/rank_context.hpp"
+#include "runtime/calls/caller.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/model/model_map.hpp"
-#include "runtime/remote/caller.hpp"
-#include "runtime/remote/execution.hpp"
 
 #include <torch/nn/module.h>
 
@@ -21,16 +21,16 @@ namespace smp {
 namespace {
 
 bool is_range(const call_target& x) {
-  return x.op == request_kind::range || x.op == request_kind::method_range;
+  return x.kind == request_kind::range || x.kind == request_kind::method_range;
 }
 
 bool is_call(const call_target& x) {
-  return x.op == request_kind::call || x.op == request_kind::method;
+  return x.kind == request_kind::call || x.kind == request_kind::method;
 }
 
 /// Tells whether backward may come.
 bool in_graph() {
-  return execution::current() != nullptr && at::GradMode::is_enabled()
+  return running_call::current() != nullptr && at::GradMode::is_enabled()
          && !c10::InferenceMode::is_enabled();
 }
 
@@ -123,14 +123,15 @@ invocation local_modules::run_code(module_id module, const call_target& x,
                                    unpacker& in, const std::vector<value>& args,
                                    packer& out) {
   auto& m = model_.map->model().modules.at(module.value);
-  auto is_script = x.op != request_kind::call && x.op != request_kind::range;
+  auto is_script = x.kind != request_kind::call
+                   && x.kind != request_kind::range;
   if (is_script != (m.script != nullptr))
     throw error{error_code::protocol, "a call does not fit its module"};
   if (!is_script && m.object->is_training() != x.training)
     m.object->train(x.training);
   if (is_script)
     return run_script(model_, module, x, in, args, out);
-  return x.op == request_kind::call
+  return x.kind == request_kind::call
            ? find_invoker(x.invoker)(*m.object, in, args, out)
            : run_range(*m.object, x.first, x.last, !x.own, in, args, out);
 }

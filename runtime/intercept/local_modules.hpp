@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/remote/module_runner.hpp"
+#include "runtime/calls/module_runner.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -2,14 +2,14 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/calls/caller.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/call_translation.hpp"
-#include "runtime/model/forward_form.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"
-#include "runtime/remote/caller.hpp"
-#include "runtime/remote/execution.hpp"
+#include "runtime/sharing/forward_form.hpp"
 #include "tp/distributed_module.hpp"
 
 #include <torch/nn/modules/container/any.h>
@@ -241,7 +241,7 @@ public:
   torch::nn::AnyValue
   forward(std::vector<torch::nn::AnyValue>&& arguments) override {
     auto& hook = group_->hooks[index_];
-    auto* ex = execution::current();
+    auto* ex = running_call::current();
     if (index_ == 0)
       refuse_later_children();
     if (ex && ex->range().sequential == group_.get()
@@ -284,7 +284,7 @@ public:
 
 private:
   /// Its place for a call that is not part of a range.
-  row_place place_in_row(const execution* ex) const {
+  row_place place_in_row(const running_call* ex) const {
     if (!ex || ex->row() != group_->object)
       return {};
     auto& hooks = group_->hooks;
@@ -310,7 +310,7 @@ private:
   }
 
   /// This child already ran, as part of a range.
-  torch::nn::AnyValue pass(execution& ex,
+  torch::nn::AnyValue pass(running_call& ex,
                            std::vector<torch::nn::AnyValue>&& arguments) {
     auto* x = arguments.size() == 1 ? arguments[0].try_get<at::Tensor>()
                                     : nullptr;
@@ -325,7 +325,7 @@ private:
     return std::move(arguments[0]);
   }
 
-  torch::nn::AnyValue call(hook_state& hook, execution* ex,
+  torch::nn::AnyValue call(hook_state& hook, running_call* ex,
                            std::vector<torch::nn::AnyValue>&& arguments) {
     auto last = index_ + 1;
     // Children on another rank form one request, those here one region.
@@ -344,7 +344,7 @@ private:
       fail_call(hook.id, err);
     }
     call_target target;
-    target.op = request_kind::range;
+    target.kind = request_kind::range;
     target.first = index_;
     target.last = last;
     target.training = group_->object->is_training();
@@ -369,7 +369,7 @@ private:
                 "smp::submodule"};
   }
 
-  friend void smp::check_range_consumed(execution& ex);
+  friend void smp::check_range_consumed(running_call& ex);
 
   std::unique_ptr<torch::nn::AnyModulePlaceholder> inner_;
   std::shared_ptr<sequential_group> group_;
@@ -449,7 +449,7 @@ invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
   return {put_any(out, values[0]), {}};
 }
 
-void check_range_consumed(execution& ex) {
+void check_range_consumed(running_call& ex) {
   if (ex.end_range())
     sequential_child::refuse_own_loop();
 }

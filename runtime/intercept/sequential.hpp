@@ -4,7 +4,7 @@
 // already type-erased, so each gets a wrapper around its erased `forward`.
 // Consecutive children on one rank become one request (R8).
 
-#include "runtime/remote/invoker.hpp"
+#include "runtime/calls/invoker.hpp"
 #include "transport/ids.hpp"
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class SequentialImpl;
 
 namespace smp {
 
-class execution;
+class running_call;
 struct hook_state;
 struct model_context;
 
@@ -46,6 +46,6 @@ invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
 /// A range that was handed over must be consumed by `Sequential::forward`.
 /// @throws error (unsupported) if the user's own loop over the children stopped
 /// early
-void check_range_consumed(execution& ex);
+void check_range_consumed(running_call& ex);
 
 } // namespace smp

@@ -1,8 +1,8 @@
 #include "runtime/intercept/shared_call.hpp"
 
 #include "actors/board/call_slot.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/lazy/late_logits.hpp"
-#include "runtime/remote/execution.hpp"
 #include "tp/distributed_module.hpp"
 #include "tp/lm_head.hpp"
 #include "tp/tensor_group.hpp"
@@ -73,7 +73,7 @@ public:
   }
 
   void made(const at::Tensor& x) override {
-    if (auto* in = execution::current())
+    if (auto* in = running_call::current())
       in->add_promise(x); // code that keeps it beyond the phase gets the logits
   }
 
@@ -103,7 +103,7 @@ std::optional<at::Tensor> late_logits_of(const call_scope& call,
                                          const distributed_module& how,
                                          std::span<const at::Tensor> xs) {
   auto* head = dynamic_cast<const nn::language_head*>(&how);
-  if (!head || !execution::current() || xs.size() != 1 || xs[0].dim() < 2
+  if (!head || !running_call::current() || xs.size() != 1 || xs[0].dim() < 2
       || xs[0].numel() == 0 || c10::InferenceMode::is_enabled())
     return std::nullopt;
   auto& hidden = xs[0];

@@ -9,15 +9,15 @@
 // `fc(x)` and `fc->forward(x)` then run where the partition put `fc`;
 // `fc->weight`, `register_module("fc", fc)` and `parameters()` stay as before.
 
+#include "runtime/calls/caller.hpp"
+#include "runtime/calls/invoker.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/call_translation.hpp"
-#include "runtime/model/forward_form.hpp"
 #include "runtime/model/hook.hpp"
-#include "runtime/remote/caller.hpp"
-#include "runtime/remote/invoker.hpp"
+#include "runtime/sharing/forward_form.hpp"
 #include "runtime/values/pack.hpp"
 #include "transport/error.hpp"
 

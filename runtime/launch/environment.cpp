@@ -1,7 +1,7 @@
 #include "runtime/launch/environment.hpp"
 
-#include "runtime/launch/limits.hpp"
 #include "runtime/launch/secret_handover.hpp"
+#include "runtime/process/limits.hpp"
 #include "transport/error.hpp"
 #include "transport/ucx/signals.hpp"
 

@@ -1,6 +1,6 @@
 #include "runtime/launch/network_choice.hpp"
 
-#include "runtime/base/file_io.hpp"
+#include "runtime/files/file_io.hpp"
 #include "transport/error.hpp"
 #include "transport/network/addresses.hpp"
 

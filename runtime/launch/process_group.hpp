@@ -2,10 +2,10 @@
 
 // The processes of a run as a whole: all of them live, or none.
 
-#include "runtime/launch/output_tee.hpp"
-#include "runtime/launch/process.hpp"
+#include "runtime/process/output_tee.hpp"
+#include "runtime/process/process.hpp"
 #include "transport/error.hpp"
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>

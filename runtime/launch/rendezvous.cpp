@@ -3,8 +3,8 @@
 #include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "transport/error.hpp"
+#include "transport/files/private_file.hpp"
 #include "transport/network/addresses.hpp"
-#include "transport/private_file.hpp"
 #include "transport/process_state.hpp"
 
 #include <fmt/format.h>

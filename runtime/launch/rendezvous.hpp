@@ -4,7 +4,7 @@
 // of the run, if another launcher (mpirun, srun) started it.
 
 #include "runtime/launch/environment.hpp"
-#include "transport/run_secret.hpp"
+#include "transport/files/run_secret.hpp"
 
 #include <chrono>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #include "runtime/launch/run_dir.hpp"
 
-#include "runtime/base/file_io.hpp"
+#include "runtime/files/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/chrono.h>

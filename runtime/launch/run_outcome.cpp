@@ -1,7 +1,7 @@
 #include "runtime/launch/run_outcome.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/base/json_text.hpp"
+#include "runtime/files/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>

@@ -3,7 +3,7 @@
 // How far a run came and how it ended: what our launcher knows, and writes to
 // the run directory.
 
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <cstdint>
 #include <optional>

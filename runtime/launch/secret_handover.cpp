@@ -1,8 +1,8 @@
 #include "runtime/launch/secret_handover.hpp"
 
-#include "runtime/base/errno_text.hpp"
+#include "runtime/files/errno_text.hpp"
 #include "transport/error.hpp"
-#include "transport/private_file.hpp"
+#include "transport/files/private_file.hpp"
 
 #include <fmt/format.h>
 

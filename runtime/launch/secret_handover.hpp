@@ -4,8 +4,8 @@
 // from our launcher, or as a file that only their user can read.
 
 #include "runtime/launch/environment.hpp"
-#include "transport/file_descriptor.hpp"
-#include "transport/run_secret.hpp"
+#include "transport/files/file_descriptor.hpp"
+#include "transport/files/run_secret.hpp"
 
 #include <optional>
 #include <string>

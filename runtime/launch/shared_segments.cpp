@@ -1,6 +1,6 @@
 #include "runtime/launch/shared_segments.hpp"
 
-#include "runtime/base/file_io.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/stopped_ranks.hpp"
 

@@ -1,7 +1,7 @@
 #include "runtime/lazy/late_logits.hpp"
 
 #include "runtime/base/call_context.hpp"
-#include "runtime/lazy/boxed_arguments.hpp"
+#include "runtime/deferred/boxed_arguments.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "transport/error.hpp"
 

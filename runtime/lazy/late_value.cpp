@@ -1,6 +1,6 @@
 #include "runtime/lazy/late_value.hpp"
 
-#include "runtime/lazy/boxed_arguments.hpp"
+#include "runtime/deferred/boxed_arguments.hpp"
 
 #include <c10/core/TensorImpl.h>
 

@@ -1,8 +1,8 @@
 #include "runtime/lazy/placeholder.hpp"
 
 #include "runtime/base/rank_context.hpp"
-#include "runtime/lazy/boxed_arguments.hpp"
-#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/deferred/boxed_arguments.hpp"
+#include "runtime/deferred/deferred_init.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "runtime/lazy/late_value.hpp"
 #include "runtime/lazy/promise.hpp"

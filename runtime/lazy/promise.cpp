@@ -1,6 +1,6 @@
 #include "runtime/lazy/promise.hpp"
 
-#include "runtime/lazy/boxed_arguments.hpp"
+#include "runtime/deferred/boxed_arguments.hpp"
 
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Contiguity.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/remote/execution.hpp"
+#include "runtime/execution/running_call.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
 
@@ -14,8 +14,8 @@ namespace smp::nn {
 /// @returns the result of the last layer, an R
 template <class R, class X>
 R run_in_row(torch::nn::Sequential& layers, X&& x) {
-  std::optional<execution::row_scope> row;
-  if (auto* ex = execution::current())
+  std::optional<running_call::row_scope> row;
+  if (auto* ex = running_call::current())
     row.emplace(*ex, layers.get());
   return layers->forward<R>(std::forward<X>(x));
 }

@@ -1,6 +1,6 @@
 #include "runtime/nn/lm_head.hpp"
 
-#include "runtime/model/tp_register.hpp"
+#include "runtime/sharing/tp_register.hpp"
 
 #include <torch/nn/functional/linear.h>
 #include <torch/nn/functional/loss.h>

@@ -1,10 +1,10 @@
 #include "runtime/nn/transformer.hpp"
 
-#include "runtime/model/tp_register.hpp"
 #include "runtime/nn/layer_row.hpp"
 #include "runtime/nn/layers.hpp"
 #include "runtime/nn/sizes.hpp"
-#include "tp/attention_mask.hpp"
+#include "runtime/sharing/tp_register.hpp"
+#include "tp/transformer/attention_mask.hpp"
 #include "transport/error.hpp"
 
 #include <torch/nn/init.h>

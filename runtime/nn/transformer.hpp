@@ -11,7 +11,7 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/nn/distributed.hpp"
 #include "runtime/nn/lm_head.hpp"
-#include "tp/transformer_layer_options.hpp"
+#include "tp/transformer/transformer_layer_options.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>

@@ -1,7 +1,7 @@
 #include "runtime/offload/offload_file.hpp"
 
 #include "transport/error.hpp"
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <cerrno>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/model/module_walk.hpp"
-#include "runtime/session/checkpointing_decision.hpp"
+#include "runtime/placement/checkpointing_decision.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/SequenceNumber.h>

@@ -3,8 +3,8 @@
 // What the forward phase of a microbatch leaves for its backward phase.
 
 #include "partition/partitioner.hpp"
-#include "runtime/session/partitioning.hpp"
-#include "runtime/train/data.hpp"
+#include "runtime/data/data.hpp"
+#include "runtime/placement/partitioning.hpp"
 
 #include <cstdint>
 #include <functional>

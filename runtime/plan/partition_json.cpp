@@ -1,7 +1,7 @@
 #include "runtime/plan/partition_json.hpp"
 
 #include "runtime/base/json_text.hpp"
-#include "runtime/session/module_times.hpp"
+#include "runtime/placement/module_times.hpp"
 #include "transport/error.hpp"
 
 #include <nlohmann/json.hpp>
@@ -272,7 +272,7 @@ std::string decision_json(const partition_plan& plan) {
 }
 
 std::string plan_json(const model_info& model, const partition_plan& plan,
-                      const module_remarks& sharing) {
+                      const partition_notes& sharing) {
   auto compute = own_compute(model);
   ordered_json out;
   auto& nodes = out["nodes"] = ordered_json::array();

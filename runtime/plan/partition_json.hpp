@@ -3,7 +3,7 @@
 // Module trees and partition decisions as JSON, for tools.
 
 #include "partition/partitioner.hpp"
-#include "runtime/session/module_remarks.hpp"
+#include "runtime/model/partition_notes.hpp"
 
 #include <optional>
 #include <string>
@@ -53,11 +53,11 @@ std::string decision_json(const partition_plan& plan);
 /// separated), its own `memory` (elements) and `compute` (seconds if traced),
 /// `cost` (of its subtree; 1 for the root), `device`, `parent` (null for the
 /// root) and `children`. The object also has the times of modules if known
-/// (`modules`, see runtime/session/module_times.hpp), the origin of the costs
+/// (`modules`, see runtime/placement/module_times.hpp), the origin of the costs
 /// (`costs`), possible surprises (`notes`) and, if there are any, remarks on
 /// what tensor-parallel ranks share or do not share (`sharing`: of `remark`,
 /// with `modules`). `parse_partition_tree` reads it.
 std::string plan_json(const model_info& model, const partition_plan& plan,
-                      const module_remarks& sharing = {});
+                      const partition_notes& sharing = {});
 
 } // namespace smp

@@ -4,8 +4,8 @@
 
 #include "partition/print.hpp"
 #include "runtime/config/config_file.hpp"
-#include "runtime/launch/control_group.hpp"
-#include "runtime/session/partitioning.hpp"
+#include "runtime/placement/partitioning.hpp"
+#include "runtime/process/control_group.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/train/trainable.hpp"
 

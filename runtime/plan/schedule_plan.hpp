@@ -2,8 +2,8 @@
 
 // Predicts the steps of a configuration without starting its ranks.
 
-#include "partition/program.hpp"
-#include "partition/timeline.hpp"
+#include "partition/schedule/program.hpp"
+#include "partition/schedule/timeline.hpp"
 #include "runtime/config/config_file.hpp"
 
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/session/checkpointing_options.hpp"
+#include "runtime/placement/checkpointing_options.hpp"
 
 namespace torch::nn {
 class Module;

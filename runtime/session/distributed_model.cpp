@@ -2,21 +2,21 @@
 
 #include "partition/print.hpp"
 #include "runtime/base/fault.hpp"
+#include "runtime/calls/backward_engine.hpp"
+#include "runtime/calls/promised_call.hpp"
+#include "runtime/deferred/deferred_init.hpp"
+#include "runtime/deferred/delay_param_initialization.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/launch/environment.hpp"
-#include "runtime/lazy/deferred_init.hpp"
-#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "runtime/lazy/placeholder.hpp"
-#include "runtime/remote/backward_engine.hpp"
-#include "runtime/remote/execution.hpp"
-#include "runtime/remote/promised_call.hpp"
-#include "runtime/session/gradient_buckets.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/replicas/gradient_buckets.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/sharing.hpp"
 #include "runtime/session/state_check.hpp"
+#include "runtime/sharing/sharing.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 
@@ -65,7 +65,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
                                       bool keep_graph) {
   if (auto* trace = tracer::current())
     trace->finish();
-  auto* ex = execution::current();
+  auto* ex = running_call::current();
   if (!ex || !ex->is_root())
     throw error{error_code::unsupported,
                 "model.backward outside a step body (smp::step)"};

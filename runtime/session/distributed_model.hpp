@@ -3,7 +3,7 @@
 #include "runtime/base/named_tensors.hpp"
 #include "runtime/intercept/traced_model_call.hpp"
 #include "runtime/model/hook.hpp"
-#include "runtime/session/comm_hook.hpp"
+#include "runtime/replicas/comm_hook.hpp"
 #include "runtime/session/session.hpp"
 
 #include <ATen/core/Tensor.h>

@@ -2,18 +2,18 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/collectives/current_rank.hpp"
 #include "runtime/lazy/placeholder.hpp"
-#include "runtime/session/current_rank.hpp"
-#include "runtime/session/fused_update.hpp"
-#include "runtime/session/gradient_buckets.hpp"
-#include "runtime/session/half_parameters.hpp"
-#include "runtime/session/loss_scaler.hpp"
-#include "runtime/session/master_weights.hpp"
-#include "runtime/session/model_state.hpp"
-#include "runtime/session/optimizer_check.hpp"
-#include "runtime/session/optimizer_shards.hpp"
+#include "runtime/optimizer/fused_update.hpp"
+#include "runtime/optimizer/half_parameters.hpp"
+#include "runtime/optimizer/loss_scaler.hpp"
+#include "runtime/optimizer/master_weights.hpp"
+#include "runtime/optimizer/optimizer_check.hpp"
+#include "runtime/optimizer/optimizer_shards.hpp"
+#include "runtime/optimizer/weight_average.hpp"
+#include "runtime/replicas/gradient_buckets.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/weight_average.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>

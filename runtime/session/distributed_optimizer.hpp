@@ -1,7 +1,7 @@
 #pragma once
 
+#include "runtime/optimizer/dynamic_loss_args.hpp"
 #include "runtime/session/distributed_model.hpp"
-#include "runtime/session/dynamic_loss_args.hpp"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,8 +1,8 @@
 #include "runtime/session/distributed_parameters.hpp"
 
-#include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
+#include "runtime/step/model_state.hpp"
 
 namespace smp::nn {
 

@@ -2,9 +2,9 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/base/fnv_hash.hpp"
-#include "runtime/remote/execution.hpp"
+#include "runtime/collectives/wait_for_peers.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/session/groups.hpp"
-#include "runtime/session/wait_for_peers.hpp"
 #include "runtime/values/packer.hpp"
 #include "transport/error.hpp"
 
@@ -123,7 +123,7 @@ void compare_forms(const std::vector<uint64_t>& group, const at::Tensor& told) {
 }
 
 void form_comparison::run(const packer& arguments) {
-  if (execution::current()->microbatch().value == 0) {
+  if (running_call::current()->microbatch().value == 0) {
     auto mine = at::zeros({static_cast<int64_t>(room)}, at::kLong);
     std::ranges::copy(told_of(arguments), mine.mutable_data_ptr<int64_t>());
     theirs_ = async::allgather(mine, comm_group::tp, "smp.forms");

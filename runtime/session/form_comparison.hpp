@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/session/tensor_collectives.hpp"
+#include "runtime/collectives/tensor_collectives.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -1,9 +1,9 @@
 #include "runtime/session/groups.hpp"
 
-#include "runtime/session/data_group.hpp"
+#include "runtime/collectives/data_group.hpp"
+#include "runtime/collectives/tensor_collectives.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
-#include "runtime/session/tensor_collectives.hpp"
 
 #include <c10/util/Type.h>
 

@@ -1,8 +1,8 @@
 #include "runtime/session/placement.hpp"
 
-#include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/sharing.hpp"
+#include "runtime/sharing/sharing.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <fmt/format.h>
 

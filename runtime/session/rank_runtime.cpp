@@ -1,14 +1,14 @@
 #include "runtime/session/rank_runtime.hpp"
 
 #include "actors/cluster/membership.hpp"
-#include "actors/replay/record_book.hpp"
+#include "actors/order/order_book.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/base/vector_math.hpp"
-#include "runtime/remote/entered_modules.hpp"
-#include "runtime/session/executor_thread.hpp"
-#include "runtime/session/model_state.hpp"
-#include "runtime/session/sharing.hpp"
+#include "runtime/calls/entered_modules.hpp"
+#include "runtime/sharing/sharing.hpp"
+#include "runtime/step/executor_thread.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <utility>
 
@@ -76,10 +76,10 @@ rank_runtime::rank_runtime(parts x)
     own_sequencer_(std::make_shared<microbatch_sequencer>(
       fabric_->self(),
       [board = own_board_](module_id x) { return board->path_of(x); })),
-    own_records_(std::make_shared<record_book>(
-      record_book::options{own_config_.static_mode, own_config_.static_steps,
-                           own_config_.static_fallback == "dynamic",
-                           own_config_.deterministic_server})),
+    own_records_(std::make_shared<order_book>(
+      order_book::options{own_config_.static_mode, own_config_.static_steps,
+                          own_config_.static_fallback == "dynamic",
+                          own_config_.deterministic_server})),
     policies_(own_config_,
               own_layout_.members(comm_group::pp, fabric_->self()).size(),
               *host_),

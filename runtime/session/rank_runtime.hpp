@@ -10,14 +10,14 @@
 #include "actors/stalls/stalls.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/calls/object_store.hpp"
+#include "runtime/collectives/tensor_peers.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/execution/saved_calls.hpp"
 #include "runtime/offload/offload_store.hpp"
-#include "runtime/remote/object_store.hpp"
-#include "runtime/remote/saved_calls.hpp"
-#include "runtime/session/partitioning.hpp"
-#include "runtime/session/schedule_policies.hpp"
-#include "runtime/session/step_runner.hpp"
-#include "runtime/session/tensor_peers.hpp"
+#include "runtime/placement/partitioning.hpp"
+#include "runtime/step/schedule_policies.hpp"
+#include "runtime/step/step_runner.hpp"
 #include "transport/collectives/collectives.hpp"
 #include "transport/exchange.hpp"
 
@@ -210,7 +210,7 @@ private:
   saved_calls own_calls_;
   std::shared_ptr<offload_store> own_offload_; // null: no offload
   std::shared_ptr<microbatch_sequencer> own_sequencer_;
-  std::shared_ptr<record_book> own_records_;
+  std::shared_ptr<order_book> own_records_;
   schedule_policies policies_;
   step_runner steps_;
   module_marks marks_;

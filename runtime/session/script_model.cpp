@@ -2,11 +2,11 @@
 
 #include "runtime/base/out_of_memory.hpp"
 #include "runtime/base/script_error_text.hpp"
+#include "runtime/deferred/deferred_init.hpp"
+#include "runtime/deferred/deferred_script.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/tracer.hpp"
-#include "runtime/lazy/deferred_init.hpp"
-#include "runtime/lazy/deferred_script.hpp"
-#include "runtime/session/partitioning.hpp"
+#include "runtime/placement/partitioning.hpp"
 #include "runtime/session/rank_runtime.hpp"
 
 #include <caffe2/serialize/inline_container.h>

@@ -5,7 +5,7 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/config/session_config.hpp"
-#include "runtime/session/step_stats.hpp"
+#include "runtime/step/step_stats.hpp"
 #include "transport/fabric.hpp"
 
 #include <functional>

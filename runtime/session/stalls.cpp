@@ -3,7 +3,7 @@
 #include "runtime/session/stalls.hpp"
 
 #include "runtime/base/print_stderr.hpp"
-#include "runtime/session/parking_waiter.hpp"
+#include "runtime/collectives/parking_waiter.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 

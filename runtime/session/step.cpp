@@ -1,15 +1,15 @@
 #include "runtime/session/step.hpp"
 
-#include "actors/replay/record_book.hpp"
+#include "actors/order/order_book.hpp"
 #include "runtime/base/fnv_hash.hpp"
+#include "runtime/collectives/tensor_collectives.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/tracer.hpp"
-#include "runtime/remote/execution.hpp"
 #include "runtime/session/form_comparison.hpp"
 #include "runtime/session/groups.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/tensor_collectives.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -242,7 +242,7 @@ void compare_numbers(const packer& arguments) {
 } // namespace
 
 bool compares_samples() {
-  return execution::current() != nullptr && !tracer::current()
+  return running_call::current() != nullptr && !tracer::current()
          && (session::current().config().prescaled_batch || shares_modules());
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 
 #include "runtime/session/session.hpp"
-#include "runtime/session/split.hpp"
-#include "runtime/session/step_call.hpp"
-#include "runtime/session/step_output.hpp"
+#include "runtime/step/split.hpp"
+#include "runtime/step/step_call.hpp"
+#include "runtime/step/step_output.hpp"
 
 #include <functional>
 #include <map>

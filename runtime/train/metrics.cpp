@@ -1,7 +1,7 @@
 #include "runtime/train/metrics.hpp"
 
-#include "runtime/base/errno_text.hpp"
 #include "runtime/base/json_text.hpp"
+#include "runtime/files/errno_text.hpp"
 #include "transport/error.hpp"
 
 #include <nlohmann/json.hpp>

@@ -1,6 +1,6 @@
 #include "runtime/train/optimizers.hpp"
 
-#include "runtime/session/adagrad.hpp"
+#include "runtime/optimizer/adagrad.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "transport/error.hpp"
 

@@ -1,11 +1,11 @@
 #include "runtime/train/resume_plan.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "runtime/checkpoint/checksum.hpp"
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/config/config_schema.hpp"
-#include "runtime/train/data.hpp"
+#include "runtime/data/data.hpp"
+#include "runtime/files/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>

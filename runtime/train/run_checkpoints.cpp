@@ -1,7 +1,7 @@
 #include "runtime/train/run_checkpoints.hpp"
 
 #include "runtime/checkpoint/checkpoint_lock.hpp"
-#include "runtime/session/agreement.hpp"
+#include "runtime/collectives/agreement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/resume_plan.hpp"
 

@@ -2,9 +2,9 @@
 
 #include "runtime/base/autocast.hpp"
 #include "runtime/base/out_of_memory.hpp"
+#include "runtime/deferred/delay_param_initialization.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
-#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/train/models/builtin.hpp"
 #include "runtime/train/models/synthetic.hpp"

@@ -6,7 +6,7 @@
 // anything of the pipeline (R36).
 
 #include "runtime/base/named_tensors.hpp"
-#include "runtime/train/data.hpp"
+#include "runtime/data/data.hpp"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,10 +1,10 @@
 #include "runtime/verify/call_log.hpp"
 
 #include "runtime/base/rank_context.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/model/model_map.hpp"
-#include "runtime/remote/execution.hpp"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
@@ -73,7 +73,7 @@ struct call_logger::state {
   }
 
   uint64_t current_microbatch() const {
-    auto* ex = execution::current();
+    auto* ex = running_call::current();
     return ex ? ex->microbatch().value : microbatch;
   }
 

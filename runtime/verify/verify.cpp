@@ -1,16 +1,16 @@
 #include "runtime/verify/verify.hpp"
 
-#include "actors/replay/record_book.hpp"
+#include "actors/order/order_book.hpp"
+#include "runtime/collectives/agreement.hpp"
 #include "runtime/lazy/placeholder.hpp"
-#include "runtime/model/native_modules.hpp"
-#include "runtime/session/agreement.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/groups.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
+#include "runtime/sharing/native_modules.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "runtime/verify/reference.hpp"
@@ -509,7 +509,7 @@ uint64_t steps_to_verify(const train_config& config) {
   // Modules are released from their order in a step that does not count.
   constexpr uint64_t released = 1;
   auto recorded = x.deterministic_server ? 1 : x.static_steps;
-  return released + record_book::max_learnt + recorded + enough_steps;
+  return released + order_book::max_learnt + recorded + enough_steps;
 }
 
 verify_summary verify(session& s, const train_config& config,

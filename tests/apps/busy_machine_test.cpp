@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/processes.hpp"
 #include "tests/support/random_faults.hpp"
+#include "tests/support/runs/processes.hpp"
 
 #include <algorithm>
 #include <array>

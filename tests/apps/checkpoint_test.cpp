@@ -4,7 +4,7 @@
 
 #include "apps/report/text_layout.hpp"
 #include "runtime/checkpoint/checkpoint_dir.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <sched.h>
 

@@ -1,7 +1,7 @@
 // ctest: label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <algorithm>
 #include <cmath>

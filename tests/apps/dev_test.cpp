@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <string>
@@ -146,12 +146,12 @@ TEST_CASE("the tests of a changed file are those of its folder",
   auto folders = [&](const std::string& file) {
     return after("echo '" + file + "' | folders_of_tests", dir);
   };
-  CHECK(folders("runtime/remote/callee.cpp") == "runtime/remote\n");
-  CHECK(folders("tests/runtime/remote/callee_test.cpp") == "runtime/remote\n");
+  CHECK(folders("runtime/calls/callee.cpp") == "runtime/remote\n");
+  CHECK(folders("tests/runtime/calls/callee_test.cpp") == "runtime/remote\n");
   CHECK(folders("runtime/intercept/script/rewrite.cpp")
         == "runtime/intercept\n");
   CHECK(folders("apps/smp-train/main.cpp") == "apps\n");
-  CHECK(folders("tests/support/program.cpp") == ".\n");
+  CHECK(folders("tests/support/runs/program.cpp") == ".\n");
   CHECK(folders("cmake/tests.cmake") == ".\n");
   CHECK(folders("docs/api.md").empty());
 }

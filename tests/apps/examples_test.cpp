@@ -3,8 +3,8 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/markdown.hpp"
-#include "tests/support/printed_losses.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/printed_losses.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <filesystem>

@@ -2,9 +2,9 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/processes.hpp"
+#include "tests/support/runs/processes.hpp"
+#include "tests/support/runs/train_dir.hpp"
 #include "tests/support/slowness.hpp"
-#include "tests/support/train_dir.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

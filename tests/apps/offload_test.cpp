@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/processes.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/processes.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <csignal>
 #include <filesystem>

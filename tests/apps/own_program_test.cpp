@@ -7,7 +7,7 @@
 #include "runtime/session/groups.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/step.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 

@@ -5,7 +5,7 @@
 #include "runtime/plan/partition_json.hpp"
 #include "tests/support/cpu_time.hpp"
 #include "tests/support/naive_partition.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 // ctest: seconds=84 label=proof processors=2
 #include "tests/support/catch.hpp"
 
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <chrono>
 #include <string>

@@ -2,10 +2,10 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/actors/recorder.hpp"
 #include "tests/support/mutations.hpp"
-#include "tests/support/processes.hpp"
-#include "tests/support/recorder.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/processes.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <chrono>
 #include <csignal>

@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/train_dir.hpp"
+#include "tests/support/torch/numbers.hpp"
 
 #include <csignal>
 

@@ -2,7 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <string>
 #include <vector>

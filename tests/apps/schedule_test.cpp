@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/installed.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/installed.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
 

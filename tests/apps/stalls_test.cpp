@@ -4,8 +4,8 @@
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "tests/support/best_of.hpp"
+#include "tests/support/runs/train_dir.hpp"
 #include "tests/support/slowness.hpp"
-#include "tests/support/train_dir.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

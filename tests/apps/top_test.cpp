@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/runs/train_dir.hpp"
 #include "tests/support/slowness.hpp"
-#include "tests/support/train_dir.hpp"
 
 #include <cctype>
 #include <chrono>

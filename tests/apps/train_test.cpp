@@ -3,7 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
 #include <torch/types.h>

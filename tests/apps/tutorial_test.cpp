@@ -4,9 +4,9 @@
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "tests/support/markdown.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_numbers.hpp"
+#include "tests/support/torch/numbers.hpp"
 
 #include <torch/serialize/input-archive.h>
 #include <torch/types.h>

@@ -2,7 +2,7 @@
 
 #include "tests/fuzz/target.hpp"
 
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/payloads.hpp"
 #include "transport/collectives/collective_message.hpp"
 
 using namespace smp;

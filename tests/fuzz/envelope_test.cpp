@@ -4,7 +4,7 @@
 #include "tests/fuzz/target.hpp"
 
 #include "actors/protocol/wire.hpp"
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/payloads.hpp"
 
 using namespace smp;
 using namespace smp::test;

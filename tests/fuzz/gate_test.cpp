@@ -2,8 +2,8 @@
 
 #include "tests/fuzz/target.hpp"
 
-#include "tests/support/payloads.hpp"
-#include "tests/support/tcp.hpp"
+#include "tests/support/actors/payloads.hpp"
+#include "tests/support/runs/tcp.hpp"
 #include "transport/error.hpp"
 #include "transport/gate.hpp"
 

@@ -3,7 +3,7 @@
 
 #include "tests/fuzz/target.hpp"
 
-#include "tests/support/torch_messages.hpp"
+#include "tests/support/torch/messages.hpp"
 
 #include <stdexcept>
 

@@ -2,7 +2,7 @@
 // beside LibTorch's, which the file tests/data/script/outside_operator.pt
 // calls, and hooks for a class of files.
 
-#include "runtime/model/tp_register.hpp"
+#include "runtime/sharing/tp_register.hpp"
 #include "smp/nn.hpp"
 
 #include <ATen/TensorOperators.h>

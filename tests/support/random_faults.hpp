@@ -1,7 +1,7 @@
 #pragma once
 
-#include "tests/support/processes.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/runs/processes.hpp"
+#include "tests/support/runs/train_dir.hpp"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "tests/support/catch.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 
 #include <filesystem>
 #include <fstream>

@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/base/autocast.hpp"
-#include "tests/support/torch_near.hpp"
-#include "tests/support/torch_thread_group.hpp"
+#include "tests/support/torch/near.hpp"
+#include "tests/support/torch/thread_group.hpp"
 #include "tp/cross_entropy.hpp"
 
 #include <torch/csrc/autograd/autograd.h>

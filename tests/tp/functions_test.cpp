@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_thread_group.hpp"
+#include "tests/support/torch/thread_group.hpp"
 #include "tp/cross_entropy.hpp"
 #include "tp/functions.hpp"
 #include "tp/layer_norm.hpp"

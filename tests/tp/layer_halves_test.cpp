@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_peers.hpp"
+#include "tests/support/torch/peers.hpp"
 #include "tp/distributions.hpp"
 #include "tp/module_options.hpp"
 

@@ -1,10 +1,10 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_counting_group.hpp"
-#include "tests/support/torch_near.hpp"
-#include "tests/support/torch_peers.hpp"
+#include "tests/support/torch/counting_group.hpp"
+#include "tests/support/torch/near.hpp"
+#include "tests/support/torch/peers.hpp"
 #include "tp/traffic.hpp"
-#include "tp/transformer_layer_options.hpp"
+#include "tp/transformer/transformer_layer_options.hpp"
 
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>

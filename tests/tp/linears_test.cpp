@@ -2,7 +2,7 @@
 
 #include "runtime/base/autocast.hpp"
 #include "tests/support/assertion_lock.hpp"
-#include "tests/support/torch_thread_group.hpp"
+#include "tests/support/torch/thread_group.hpp"
 #include "tp/linears.hpp"
 
 #include <ATen/record_function.h>

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_peers.hpp"
+#include "tests/support/torch/peers.hpp"
 #include "tp/lm_head.hpp"
 #include "tp/module_options.hpp"
 

@@ -1,8 +1,8 @@
 // ctest: seconds=18
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_counting_group.hpp"
-#include "tests/support/torch_thread_group.hpp"
+#include "tests/support/torch/counting_group.hpp"
+#include "tests/support/torch/thread_group.hpp"
 #include "tp/distributions.hpp"
 #include "tp/module_options.hpp"
 #include "tp/traffic.hpp"

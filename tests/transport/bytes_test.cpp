@@ -1,10 +1,10 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/actors/payloads.hpp"
 #include "tests/support/allocated.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/hex.hpp"
 #include "tests/support/mutations.hpp"
-#include "tests/support/payloads.hpp"
 #include "transport/bytes.hpp"
 
 #include <limits>

@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/actors/payloads.hpp"
+#include "tests/support/actors/simulated_device.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/simulated_device.hpp"
 #include "transport/device_ops.hpp"
 
 #include <chrono>

@@ -1,11 +1,11 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/actors/inbox.hpp"
+#include "tests/support/actors/payloads.hpp"
 #include "tests/support/cpu_time.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/inbox.hpp"
 #include "tests/support/mutations.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/tcp.hpp"
+#include "tests/support/runs/tcp.hpp"
 #include "transport/gate.hpp"
 #include "transport/network/addresses.hpp"
 

@@ -2,9 +2,9 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/cluster.hpp"
-#include "tests/support/payloads.hpp"
-#include "transport/arena.hpp"
+#include "tests/support/actors/cluster.hpp"
+#include "tests/support/actors/payloads.hpp"
+#include "transport/memory/arena.hpp"
 #include "transport/placing_fabric.hpp"
 
 #include <map>

@@ -52,7 +52,7 @@ PUBLISHED_RATE = 0.002
 PUBLISHED_STEPS = 2
 PUBLISHED_MICROBATCHES = 4
 
-# What ships to be tested with weights made at random (tests/apps/zoo_test.cpp).
+# What ships to be tested with weights made at random (tests/apps/models/zoo_test.cpp).
 WEIGHTLESS = ("distilgpt2", "llama_4_layers_tied", "resnet18")
 
 

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "transport/block_pool.hpp"
 #include "transport/collectives/collective_message.hpp"
 #include "transport/collectives/collective_plan.hpp"
 #include "transport/collectives/sent_ahead.hpp"
+#include "transport/memory/block_pool.hpp"
 #include "transport/wait.hpp"
 
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "transport/loopback/loopback_fabric.hpp"
 
-#include "transport/block_pool.hpp"
+#include "transport/memory/block_pool.hpp"
 #include "transport/placing_fabric.hpp"
 #include "transport/refuse_waits.hpp"
 #include "transport/wake_up.hpp"

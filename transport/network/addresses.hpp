@@ -2,7 +2,7 @@
 
 // Host names, addresses and interfaces of this machine.
 
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <chrono>
 #include <cstdint>

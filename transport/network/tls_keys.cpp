@@ -1,8 +1,8 @@
 #include "transport/network/tls_keys.hpp"
 
 #include "transport/error.hpp"
-#include "transport/file_descriptor.hpp"
-#include "transport/run_secret.hpp"
+#include "transport/files/file_descriptor.hpp"
+#include "transport/files/run_secret.hpp"
 
 #include <openssl/asn1.h>
 #include <openssl/bio.h>

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "transport/block_pool.hpp"
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
+#include "transport/memory/block_pool.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 #include "transport/ucx/wire.hpp"
 #include "transport/ucx/worker.hpp"

@@ -2,8 +2,8 @@
 
 #include "transport/credits.hpp"
 #include "transport/fabric.hpp"
+#include "transport/files/run_secret.hpp"
 #include "transport/placing_fabric.hpp"
-#include "transport/run_secret.hpp"
 
 #include <chrono>
 #include <cstdint>

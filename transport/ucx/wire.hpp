@@ -8,11 +8,11 @@
 // large tensors, and what is longer than a chunk, follow as units of their own,
 // which may arrive before the description.
 
-#include "transport/block_pool.hpp"
 #include "transport/fabric.hpp"
+#include "transport/files/run_secret.hpp"
 #include "transport/inspect.hpp"
+#include "transport/memory/block_pool.hpp"
 #include "transport/placing_fabric.hpp"
-#include "transport/run_secret.hpp"
 
 #include <cstddef>
 #include <cstdint>

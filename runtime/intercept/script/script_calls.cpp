@@ -1,6 +1,7 @@
 #include "runtime/intercept/script/script_calls.hpp"
 
 #include "runtime/base/rank_context.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/rewrite.hpp"
 #include "runtime/intercept/script/script_body.hpp"
@@ -9,7 +10,6 @@
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/model/traced_code.hpp"
-#include "runtime/remote/execution.hpp"
 
 #include <ATen/core/function.h>
 #include <ATen/core/stack.h>
@@ -69,7 +69,7 @@ std::optional<place> place_of(const iv::Object& x) {
 /// Names the module whose code runs, for errors; an error leaves the name.
 class running_module {
 public:
-  explicit running_module(const place* x) : ex_(execution::current()) {
+  explicit running_module(const place* x) : ex_(running_call::current()) {
     if (!ex_ || !x)
       ex_ = nullptr;
     else
@@ -82,7 +82,7 @@ public:
   }
 
 private:
-  execution* ex_;
+  running_call* ex_;
   std::string previous_;
 };
 
@@ -118,7 +118,7 @@ c10::IValue ask(const place& where, const script_object& self, request_kind op,
     fail_call(where.module, err);
   }
   call_target target;
-  target.op = op;
+  target.kind = op;
   target.name = name;
   target.first = first;
   target.last = last;
@@ -294,7 +294,7 @@ void keep_error(F&& f) {
     f();
   } catch (const error& err) {
     auto x = err.cause();
-    if (auto* ex = execution::current()) {
+    if (auto* ex = running_call::current()) {
       ex->keep_error(ex->here(std::move(x)));
     } else if (!lost_error) {
       lost_error = x;
@@ -389,7 +389,7 @@ void setattr_operation(jit::Stack& stack) {
                     + x.name + "' of '" + where->name() + "', which rank "
                     + std::to_string(where->owner.value)
                     + " owns: store it detached"};
-    auto* ex = execution::current();
+    auto* ex = running_call::current();
     if (ex && ex->pass().what == recompute_pass::kind::again)
       return; // stored in the first pass
     ask(*where, x.self, request_kind::set_attribute, x.name, x.inputs,
@@ -515,7 +515,7 @@ c10::IValue run_method(const script_object& self, const std::string& method,
   } catch (const std::exception& err) {
     if (auto x = std::exchange(lost_error, {}))
       throw error{x};
-    if (auto* ex = execution::current(); ex && ex->first_error())
+    if (auto* ex = running_call::current(); ex && ex->first_error())
       throw error{ex->first_error()};
     throw;
   }
@@ -530,12 +530,12 @@ invocation run_script(model_context& model, module_id module,
   if (is_training(*self) != x.training)
     set_training(*self, x.training);
   auto where = place_of(*self);
-  if (!where || (!where->local && x.op != request_kind::method_range))
+  if (!where || (!where->local && x.kind != request_kind::method_range))
     throw error{error_code::protocol, "asked for '" + map.name(module)
                                         + "', which this rank does not own"};
   invocation result;
   keep_error([&] {
-    switch (x.op) {
+    switch (x.kind) {
       case request_kind::method:
         result = serve_method(*where, self, x.name, in, args, out);
         break;

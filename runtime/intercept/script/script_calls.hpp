@@ -3,11 +3,11 @@
 // Calls of TorchScript modules: the operations that `rewrite` inserts into
 // their code, and how an owner serves a request for one of its modules.
 
+#include "runtime/calls/caller.hpp"
+#include "runtime/calls/invoker.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "runtime/model/script_code.hpp"
 #include "runtime/model/script_walk.hpp"
-#include "runtime/remote/caller.hpp"
-#include "runtime/remote/invoker.hpp"
 
 #include <ATen/core/ivalue.h>
 

@@ -3,7 +3,7 @@
 // in experts instead would not do: which of them is called, and for how many
 // tokens, depends on each rank's data.
 
-#include "runtime/model/tp_register.hpp"
+#include "runtime/sharing/tp_register.hpp"
 #include "runtime/train/models/moe.hpp"
 #include "tp/functions.hpp"
 #include "tp/refusals.hpp"

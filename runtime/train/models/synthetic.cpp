@@ -1,7 +1,7 @@
 #include "runtime/train/models/synthetic.hpp"
 
+#include "runtime/data/batch_numbers.hpp"
 #include "runtime/nn/sizes.hpp"
-#include "runtime/train/batch_numbers.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

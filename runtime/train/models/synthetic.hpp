@@ -4,7 +4,7 @@
 // learn, so that a falling loss shows that training works.
 
 #include "runtime/config/config_file.hpp"
-#include "runtime/train/data.hpp"
+#include "runtime/data/data.hpp"
 
 #include <memory>
 

@@ -1,9 +1,9 @@
 #include "runtime/train/models/t5.hpp"
 
-#include "runtime/model/tp_register.hpp"
 #include "runtime/nn/layer_row.hpp"
 #include "runtime/nn/sizes.hpp"
 #include "runtime/nn/transformer.hpp"
+#include "runtime/sharing/tp_register.hpp"
 
 #include <torch/nn/init.h>
 

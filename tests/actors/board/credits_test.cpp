@@ -4,7 +4,7 @@
 #include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
 #include "actors/stalls/stalls.hpp"
-#include "tests/support/awaited_report.hpp"
+#include "tests/support/actors/awaited_report.hpp"
 #include "transport/exchange.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 

@@ -2,8 +2,8 @@
 
 #include "actors/cluster/member.hpp"
 #include "actors/stalls/stall_monitor.hpp"
-#include "tests/support/actor_fixture.hpp"
-#include "transport/file_descriptor.hpp"
+#include "tests/support/actors/actor_fixture.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <chrono>
 #include <csignal>

@@ -4,10 +4,10 @@
 #include "actors/cluster/membership.hpp"
 #include "actors/protocol/actor_system.hpp"
 #include "actors/protocol/actors.hpp"
+#include "tests/support/actors/payloads.hpp"
 #include "tests/support/best_of.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/tcp.hpp"
+#include "tests/support/runs/tcp.hpp"
 
 #include <caf/io/middleman.hpp>
 #include <caf/send.hpp>

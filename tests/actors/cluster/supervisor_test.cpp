@@ -3,7 +3,7 @@
 #include "actors/cluster/member.hpp"
 #include "actors/cluster/supervisor.hpp"
 #include "actors/stalls/stall_monitor.hpp"
-#include "tests/support/actor_fixture.hpp"
+#include "tests/support/actors/actor_fixture.hpp"
 
 #include <caf/event_based_actor.hpp>
 

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/comm/comm_core.hpp"
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/payloads.hpp"
 
 #include <deque>
 #include <optional>

@@ -3,9 +3,9 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/comm/comm_fabric.hpp"
-#include "tests/support/comm_world.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/resident_pages.hpp"
+#include "tests/support/actors/comm_world.hpp"
+#include "tests/support/actors/payloads.hpp"
+#include "tests/support/runs/resident_pages.hpp"
 #include "transport/forwarding_fabric.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 

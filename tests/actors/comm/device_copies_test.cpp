@@ -2,9 +2,9 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/comm_world.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/simulated_device.hpp"
+#include "tests/support/actors/comm_world.hpp"
+#include "tests/support/actors/payloads.hpp"
+#include "tests/support/actors/simulated_device.hpp"
 
 #include <chrono>
 #include <memory>

@@ -3,7 +3,7 @@
 #include "actors/comm/message_priority.hpp"
 #include "actors/comm/send_window.hpp"
 #include "actors/protocol/wire.hpp"
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/payloads.hpp"
 
 #include <random>
 #include <vector>

@@ -2,7 +2,7 @@
 
 #include "actors/comm/stage_actors.hpp"
 #include "actors/protocol/actor_system.hpp"
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/payloads.hpp"
 
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>

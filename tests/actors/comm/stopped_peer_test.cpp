@@ -3,9 +3,9 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/comm/comm_fabric.hpp"
-#include "tests/support/inbox.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/process_memory.hpp"
+#include "tests/support/actors/inbox.hpp"
+#include "tests/support/actors/payloads.hpp"
+#include "tests/support/runs/process_memory.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
 #include <atomic>

@@ -3,9 +3,9 @@
 
 #include "actors/host/node.hpp"
 #include "actors/server/execution_token.hpp"
+#include "tests/support/actors/function_services.hpp"
+#include "tests/support/actors/thread_executor.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/function_services.hpp"
-#include "tests/support/thread_executor.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <functional>

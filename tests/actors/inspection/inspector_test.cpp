@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/inspection/inspector.hpp"
-#include "tests/support/actor_fixture.hpp"
+#include "tests/support/actors/actor_fixture.hpp"
 #include "transport/process_state.hpp"
 
 #include <caf/event_based_actor.hpp>

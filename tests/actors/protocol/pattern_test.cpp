@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/actor_fixture.hpp"
+#include "tests/support/actors/actor_fixture.hpp"
 
 #include <caf/stateful_actor.hpp>
 

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/protocol/wire.hpp"
-#include "tests/support/actor_world.hpp"
+#include "tests/support/actors/actor_world.hpp"
 
 #include <caf/binary_serializer.hpp>
 #include <caf/event_based_actor.hpp>

@@ -2,8 +2,8 @@
 
 #include "actors/schedule/schedule_actor.hpp"
 #include "actors/schedule/user_schedule.hpp"
-#include "partition/checker.hpp"
-#include "tests/support/actor_world.hpp"
+#include "partition/schedule/checker.hpp"
+#include "tests/support/actors/actor_world.hpp"
 
 #include <chrono>
 #include <functional>

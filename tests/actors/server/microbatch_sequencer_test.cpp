@@ -2,8 +2,8 @@
 
 #include "actors/protocol/request_number.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
+#include "tests/support/actors/server_core_fixture.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/server_core_fixture.hpp"
 
 #include <memory>
 #include <set>
@@ -288,8 +288,8 @@ TEST_CASE("a record of a step does not make microbatches overlap again",
   auto gate = std::make_shared<microbatch_sequencer>();
   gate->set_modules({norm});
   gate->set_serial({norm});
-  auto records = std::make_shared<record_book>(
-    record_book::options{.static_mode = true, .steps = 1});
+  auto records = std::make_shared<order_book>(
+    order_book::options{.static_mode = true, .steps = 1});
   noted_output out;
   function_services services;
   server_core core{{.self = rank_id{0},

@@ -3,10 +3,10 @@
 #include "actors/board/rank_board.hpp"
 #include "actors/protocol/wire.hpp"
 #include "actors/server/module_server.hpp"
-#include "tests/support/actor_fixture.hpp"
-#include "tests/support/function_services.hpp"
-#include "tests/support/scripted_executor.hpp"
-#include "tests/support/server_core_fixture.hpp"
+#include "tests/support/actors/actor_fixture.hpp"
+#include "tests/support/actors/function_services.hpp"
+#include "tests/support/actors/scripted_executor.hpp"
+#include "tests/support/actors/server_core_fixture.hpp"
 #include "transport/wake_up.hpp"
 
 #include <memory>

@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/protocol/result_name.hpp"
-#include "tests/support/scripted_executor.hpp"
-#include "tests/support/server_core_fixture.hpp"
+#include "tests/support/actors/scripted_executor.hpp"
+#include "tests/support/actors/server_core_fixture.hpp"
 
 // Requests that nobody waits for: who asked goes on, who is asked keeps their
 // order and waits for what they need (R38, R39).

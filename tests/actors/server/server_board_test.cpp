@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/server_core_fixture.hpp"
+#include "tests/support/actors/server_core_fixture.hpp"
 
 // What the core writes on the board of its rank, for the stall search.
 

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/protocol/request_number.hpp"
-#include "tests/support/server_core_fixture.hpp"
+#include "tests/support/actors/server_core_fixture.hpp"
 
 #include <memory>
 #include <string>

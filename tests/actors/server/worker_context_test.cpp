@@ -1,9 +1,9 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/server/worker_context.hpp"
-#include "tests/support/actor_fixture.hpp"
-#include "tests/support/function_services.hpp"
-#include "tests/support/scripted_executor.hpp"
+#include "tests/support/actors/actor_fixture.hpp"
+#include "tests/support/actors/function_services.hpp"
+#include "tests/support/actors/scripted_executor.hpp"
 
 #include <caf/event_based_actor.hpp>
 

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/stalls/stall_monitor.hpp"
-#include "tests/support/actor_fixture.hpp"
+#include "tests/support/actors/actor_fixture.hpp"
 
 #include <caf/typed_response_promise.hpp>
 

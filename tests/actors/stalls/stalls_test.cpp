@@ -6,9 +6,9 @@
 #include "actors/host/node.hpp"
 #include "actors/server/execution_token.hpp"
 #include "actors/stalls/stalls.hpp"
-#include "tests/support/awaited_report.hpp"
-#include "tests/support/function_services.hpp"
-#include "tests/support/thread_executor.hpp"
+#include "tests/support/actors/awaited_report.hpp"
+#include "tests/support/actors/function_services.hpp"
+#include "tests/support/actors/thread_executor.hpp"
 #include "transport/exchange.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 

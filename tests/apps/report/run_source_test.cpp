@@ -4,8 +4,8 @@
 #include "apps/report/exit_codes.hpp"
 #include "apps/report/run_source.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "transport/file_descriptor.hpp"
-#include "transport/run_secret.hpp"
+#include "transport/files/file_descriptor.hpp"
+#include "transport/files/run_secret.hpp"
 
 #include <chrono>
 #include <optional>

@@ -1,9 +1,9 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/base/call_context.hpp"
-#include "tests/support/torch_models.hpp"
-#include "tests/support/torch_small_models.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/small_models.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/base/random_stream.hpp"
-#include "tests/support/torch_random.hpp"
+#include "tests/support/torch/random.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

@@ -8,8 +8,8 @@
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/modules/embedding.h>

@@ -3,8 +3,8 @@
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/session/placement.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_live_bytes.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/live_bytes.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/nn/modules/linear.h>

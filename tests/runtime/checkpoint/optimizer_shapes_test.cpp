@@ -1,12 +1,12 @@
 #include "tests/support/catch.hpp"
 
-#include "runtime/base/file_io.hpp"
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "runtime/checkpoint/manifest.hpp"
+#include "runtime/files/file_io.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>

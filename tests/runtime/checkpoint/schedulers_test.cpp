@@ -2,7 +2,7 @@
 
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>

@@ -6,7 +6,7 @@
 #include "runtime/train/models/gpt.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>

@@ -1,9 +1,9 @@
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/schedule_policies.hpp"
+#include "runtime/step/schedule_policies.hpp"
 #include "tests/support/config_text.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 

@@ -4,7 +4,7 @@
 #include "runtime/offload/offload_store.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
 

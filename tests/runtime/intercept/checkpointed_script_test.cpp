@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_script_files.hpp"
-#include "tests/support/torch_script_runs.hpp"
+#include "tests/support/torch/script_files.hpp"
+#include "tests/support/torch/script_runs.hpp"
 
 #include <fmt/format.h>
 

@@ -1,14 +1,14 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/base/rank_context.hpp"
+#include "runtime/calls/caller.hpp"
+#include "runtime/calls/invoker.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/hooks.hpp"
 #include "runtime/intercept/local_modules.hpp"
 #include "runtime/model/model_map.hpp"
-#include "runtime/remote/caller.hpp"
-#include "runtime/remote/invoker.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_lone_rank.hpp"
+#include "tests/support/torch/lone_rank.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
@@ -148,7 +148,7 @@ TEST_CASE("a range without a child of a Sequential is refused",
   local_modules modules{context};
   auto run = [&](uint32_t first, uint32_t last) {
     call_target target;
-    target.op = request_kind::range;
+    target.kind = request_kind::range;
     target.first = first;
     target.last = last;
     target.training = true;

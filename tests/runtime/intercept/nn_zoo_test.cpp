@@ -2,9 +2,9 @@
 
 #include "runtime/session/rank_runtime.hpp"
 #include "smp/smp.hpp"
-#include "tests/support/torch_nn_zoo.hpp"
-#include "tests/support/torch_plain_gpt.hpp"
-#include "tests/support/torch_script_runs.hpp"
+#include "tests/support/torch/nn_zoo.hpp"
+#include "tests/support/torch/plain_gpt.hpp"
+#include "tests/support/torch/script_runs.hpp"
 
 #include <torch/utils.h>
 
@@ -14,7 +14,7 @@
 #include <mutex>
 #include <set>
 
-// The models of tests/support/torch_nn_zoo.hpp, over ranks and alone.
+// The models of tests/support/torch/nn_zoo.hpp, over ranks and alone.
 
 using namespace smp;
 using namespace smp::test;

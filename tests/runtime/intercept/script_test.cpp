@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/model_state.hpp"
+#include "runtime/step/model_state.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_script_runs.hpp"
+#include "tests/support/torch/script_runs.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -4,7 +4,7 @@
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/model/hook.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/model_state.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "runtime/step/model_state.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>

@@ -1,8 +1,8 @@
 // ctest: seconds=93 label=proof
 #include "tests/support/catch.hpp"
 
-#include "tests/support/program.hpp"
-#include "tests/support/torch_script_runs.hpp"
+#include "tests/support/runs/program.hpp"
+#include "tests/support/torch/script_runs.hpp"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <fmt/format.h>

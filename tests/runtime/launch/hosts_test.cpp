@@ -2,7 +2,7 @@
 
 #include "runtime/launch/hosts.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 

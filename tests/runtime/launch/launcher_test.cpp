@@ -9,7 +9,7 @@
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/stderr_to.hpp"
 #include "transport/error.hpp"
-#include "transport/file_descriptor.hpp"
+#include "transport/files/file_descriptor.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_models.hpp"
-#include "tests/support/torch_small_models.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/small_models.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <atomic>
 

@@ -3,7 +3,7 @@
 #include "runtime/model/script_code.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/model/traced_code.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -2,8 +2,8 @@
 
 #include "smp/nn.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/utils.h>
 

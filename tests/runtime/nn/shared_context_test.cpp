@@ -2,8 +2,8 @@
 
 #include "runtime/intercept/call_observer.hpp"
 #include "smp/nn.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>

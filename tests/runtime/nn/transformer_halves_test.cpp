@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "smp/nn.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>

@@ -2,7 +2,7 @@
 
 #include "runtime/nn/layers.hpp"
 #include "smp/nn.hpp"
-#include "tests/support/torch_numbers.hpp"
+#include "tests/support/torch/numbers.hpp"
 
 #include <torch/types.h>
 #include <torch/utils.h>

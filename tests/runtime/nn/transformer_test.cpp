@@ -4,8 +4,8 @@
 #include "runtime/train/models/gpt.hpp"
 #include "smp/nn.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/transformerlayer.h>

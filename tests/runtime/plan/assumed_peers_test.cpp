@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/plan/assumed_peers.hpp"
-#include "tests/support/torch_thread_group.hpp"
+#include "tests/support/torch/thread_group.hpp"
 
 #include <torch/types.h>
 

@@ -6,7 +6,7 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/plan/planner.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/train/trainer.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/assertion_lock.hpp"

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/plan/planner.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -3,8 +3,8 @@
 #include "smp/smp.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/markdown.hpp"
-#include "tests/support/program.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/runs/program.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/moduledict.h>

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_models.hpp"
-#include "tests/support/torch_small_models.hpp"
+#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/small_models.hpp"
 
 // Small models that backward computes again have the numbers of plain LibTorch,
 // which keeps what it computes (R52).

@@ -10,12 +10,12 @@
 #include "smp/nn.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/assertion_lock.hpp"
-#include "tests/support/process_memory.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/process_memory.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_live_bytes.hpp"
-#include "tests/support/torch_script_files.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/live_bytes.hpp"
+#include "tests/support/torch/script_files.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <fmt/format.h>
 #include <torch/torch.h>

@@ -5,7 +5,7 @@
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_equality.hpp"
+#include "tests/support/torch/equality.hpp"
 #include "transport/placing_fabric.hpp"
 
 #include <fmt/format.h>

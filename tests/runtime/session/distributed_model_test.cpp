@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>

@@ -1,7 +1,7 @@
 // ctest: label=proof
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_equality.hpp"
+#include "tests/support/torch/equality.hpp"
 
 #include <fmt/format.h>
 

@@ -2,12 +2,12 @@
 
 #include "tests/support/catch.hpp"
 
+#include "runtime/collectives/tensor_collectives.hpp"
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/tensor_collectives.hpp"
-#include "tests/support/faulty_run.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/runs/faulty_run.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 #include "transport/wait.hpp"
 
 #include <fmt/format.h>

@@ -7,7 +7,7 @@
 
 #include "runtime/launch/launcher.hpp"
 #include "smp/smp.hpp"
-#include "tests/support/process_memory.hpp"
+#include "tests/support/runs/process_memory.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_models.hpp"
+#include "tests/support/torch/models.hpp"
 
 #include <torch/nn/modules/dropout.h>
 

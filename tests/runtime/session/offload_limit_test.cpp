@@ -5,7 +5,7 @@
 #include "runtime/offload/offload_store.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "smp/smp.hpp"
-#include "tests/support/process_memory.hpp"
+#include "tests/support/runs/process_memory.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <fmt/format.h>

@@ -4,9 +4,9 @@
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_models.hpp"
-#include "tests/support/torch_small_models.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/small_models.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>

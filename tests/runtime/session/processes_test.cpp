@@ -5,7 +5,7 @@
 #include "runtime/launch/launcher.hpp"
 #include "tests/support/best_of.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_equality.hpp"
+#include "tests/support/torch/equality.hpp"
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>

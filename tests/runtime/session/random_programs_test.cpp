@@ -1,8 +1,8 @@
 // ctest: seconds=55 label=proof
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_models.hpp"
-#include "tests/support/torch_small_models.hpp"
+#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/small_models.hpp"
 
 #include <atomic>
 #include <optional>

@@ -3,11 +3,11 @@
 
 #include "runtime/config/config_file.hpp"
 #include "runtime/train/trainable.hpp"
-#include "tests/support/program.hpp"
-#include "tests/support/torch_equality.hpp"
-#include "tests/support/torch_models.hpp"
-#include "tests/support/torch_small_models.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/runs/program.hpp"
+#include "tests/support/torch/equality.hpp"
+#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/small_models.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/csrc/autograd/custom_function.h>
 

@@ -1,8 +1,8 @@
 // ctest: seconds=41
 #include "tests/support/catch.hpp"
 
-#include "tests/support/program.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/runs/program.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
 

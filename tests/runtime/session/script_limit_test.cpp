@@ -6,11 +6,11 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/script_model.hpp"
 #include "smp/smp.hpp"
-#include "tests/support/process_memory.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/process_memory.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_plain_gpt.hpp"
-#include "tests/support/torch_script_files.hpp"
+#include "tests/support/torch/plain_gpt.hpp"
+#include "tests/support/torch/script_files.hpp"
 
 #include <fmt/format.h>
 #include <torch/csrc/jit/serialization/import.h>

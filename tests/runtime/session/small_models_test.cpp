@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_models.hpp"
-#include "tests/support/torch_small_models.hpp"
+#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/small_models.hpp"
 
 // Execution that depends on data, each kind on 1, 2 and 4 ranks, against plain
 // LibTorch (R11 to R20, R35, R36).

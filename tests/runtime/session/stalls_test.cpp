@@ -4,12 +4,12 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
-#include "tests/support/awaited_report.hpp"
+#include "tests/support/actors/awaited_report.hpp"
 #include "tests/support/best_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/slowness.hpp"
 #include "tests/support/stderr_to.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <fmt/format.h>

@@ -1,9 +1,9 @@
 // ctest: label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "runtime/launch/cores.hpp"
+#include "runtime/process/cores.hpp"
 #include "runtime/session/session.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 
 #include <ATen/Parallel.h>
 

@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/utils.h>
 

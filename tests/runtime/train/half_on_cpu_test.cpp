@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/half_on_cpu.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 
 #include <initializer_list>
 #include <string>

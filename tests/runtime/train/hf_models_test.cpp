@@ -7,7 +7,7 @@
 #include "runtime/config/config_file.hpp"
 #include "runtime/train/models/moe.hpp"
 #include "runtime/train/trainable.hpp"
-#include "tests/support/torch_plain_gpt.hpp"
+#include "tests/support/torch/plain_gpt.hpp"
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>

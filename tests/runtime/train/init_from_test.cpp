@@ -5,14 +5,14 @@
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/session/session.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/train/trainer.hpp"
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_numbers.hpp"
+#include "tests/support/torch/numbers.hpp"
 
 #include <torch/types.h>
 

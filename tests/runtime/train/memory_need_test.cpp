@@ -1,15 +1,15 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/plan/planner.hpp"
-#include "runtime/session/gradient_buckets.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/replicas/gradient_buckets.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/step/model_state.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 #include "smp/smp.hpp"
-#include "tests/support/torch_live_bytes.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/live_bytes.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/optim/adagrad.h>

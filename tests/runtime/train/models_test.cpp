@@ -8,7 +8,7 @@
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_plain_gpt.hpp"
+#include "tests/support/torch/plain_gpt.hpp"
 
 #include <torch/torch.h>
 

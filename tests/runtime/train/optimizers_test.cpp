@@ -1,9 +1,9 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/optimizers.hpp"
-#include "tests/support/torch_live_bytes.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/live_bytes.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/nn/modules/linear.h>

@@ -2,13 +2,13 @@
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/config/config_file.hpp"
+#include "runtime/data/batch_numbers.hpp"
 #include "runtime/session/session.hpp"
-#include "runtime/train/batch_numbers.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <torch/torch.h>
 

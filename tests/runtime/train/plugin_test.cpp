@@ -6,9 +6,9 @@
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/config/config_file.hpp"
 #include "tests/support/config_text.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_plain_gpt.hpp"
+#include "tests/support/torch/plain_gpt.hpp"
 
 #include <torch/torch.h>
 

@@ -2,7 +2,7 @@
 
 #include "runtime/train/script_trainable.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/program.hpp"
+#include "tests/support/runs/program.hpp"
 
 #include <torch/types.h>
 

@@ -10,7 +10,7 @@
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_plain_gpt.hpp"
+#include "tests/support/torch/plain_gpt.hpp"
 
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>

@@ -3,7 +3,7 @@
 
 #include "runtime/verify/verify.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <algorithm>
 #include <functional>

@@ -3,7 +3,7 @@
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 using namespace smp;
 using namespace smp::test;

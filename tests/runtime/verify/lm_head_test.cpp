@@ -4,8 +4,8 @@
 #include "runtime/nn/layers.hpp"
 #include "runtime/nn/lm_head.hpp"
 #include "runtime/train/models/bert.hpp"
-#include "tests/support/torch_two_ranks.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/two_ranks.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <torch/nn/modules/embedding.h>
 

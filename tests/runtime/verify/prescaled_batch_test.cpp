@@ -2,8 +2,8 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_two_ranks.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/two_ranks.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <torch/nn/modules/linear.h>
 

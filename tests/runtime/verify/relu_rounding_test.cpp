@@ -2,8 +2,8 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/models/t5.hpp"
-#include "tests/support/torch_numbers.hpp"
-#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>

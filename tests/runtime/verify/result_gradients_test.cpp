@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/trainable.hpp"
-#include "tests/support/torch_two_ranks.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/two_ranks.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>

@@ -2,7 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/verify/verify.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <string>
 

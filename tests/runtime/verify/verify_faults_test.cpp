@@ -1,11 +1,11 @@
 // ctest: seconds=11
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/schedule_policies.hpp"
+#include "runtime/step/schedule_policies.hpp"
 #include "runtime/verify/findings.hpp"
-#include "tests/support/child_process.hpp"
-#include "tests/support/program.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/runs/child_process.hpp"
+#include "tests/support/runs/program.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <nlohmann/json.hpp>
 

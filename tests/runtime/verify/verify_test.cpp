@@ -7,7 +7,7 @@
 #include "runtime/verify/step_comparison.hpp"
 #include "runtime/verify/verify.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/torch_verify_jobs.hpp"
+#include "tests/support/torch/verify_jobs.hpp"
 
 #include <nlohmann/json.hpp>
 #include <torch/csrc/autograd/function.h>

@@ -3,7 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "partition/rank_layout.hpp"
-#include "tests/support/planned_collective.hpp"
+#include "tests/support/actors/planned_collective.hpp"
 
 #include <algorithm>
 #include <random>

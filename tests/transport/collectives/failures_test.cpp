@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/collective_world.hpp"
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/collective_world.hpp"
+#include "tests/support/actors/payloads.hpp"
 #include "transport/collectives/collective_message.hpp"
 
 #include <future>

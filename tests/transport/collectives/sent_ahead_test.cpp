@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/collective_world.hpp"
+#include "tests/support/actors/collective_world.hpp"
 #include "transport/collectives/sent_ahead.hpp"
 
 #include <algorithm>

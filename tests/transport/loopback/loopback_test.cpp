@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/inbox.hpp"
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/inbox.hpp"
+#include "tests/support/actors/payloads.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
-#include "tests/support/tcp.hpp"
-#include "transport/file_descriptor.hpp"
+#include "tests/support/runs/tcp.hpp"
+#include "transport/files/file_descriptor.hpp"
 #include "transport/network/addresses.hpp"
 
 #include <cerrno>

@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/cluster.hpp"
-#include "tests/support/payloads.hpp"
+#include "tests/support/actors/cluster.hpp"
+#include "tests/support/actors/payloads.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/process_state.hpp"
 #include "transport/ucx/ucx_fabric.hpp"

@@ -2,9 +2,9 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/actors/payloads.hpp"
 #include "tests/support/cpu_time.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/process_world.hpp"
+#include "tests/support/runs/process_world.hpp"
 
 #include <chrono>
 #include <cstdlib>

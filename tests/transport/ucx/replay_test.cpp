@@ -4,11 +4,11 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/inbox.hpp"
-#include "tests/support/payloads.hpp"
-#include "tests/support/recorder.hpp"
-#include "tests/support/tcp.hpp"
-#include "transport/run_secret.hpp"
+#include "tests/support/actors/inbox.hpp"
+#include "tests/support/actors/payloads.hpp"
+#include "tests/support/actors/recorder.hpp"
+#include "tests/support/runs/tcp.hpp"
+#include "transport/files/run_secret.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 #include "transport/ucx/wire.hpp"
 

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/actors/payloads.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/payloads.hpp"
 #include "transport/ucx/wire.hpp"
 
 #include <algorithm>

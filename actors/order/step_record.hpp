@@ -1,0 +1,123 @@
+#pragma once
+
+// What one rank did in one step (R33), as plain data: `step_recorder` writes
+// it, `step_replay` follows it.
+
+#include "actors/protocol/request.hpp"
+#include "partition/schedule/schedule.hpp"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// The properties of a tensor that are the same in every step of a static flow.
+struct tensor_form {
+  uint8_t dtype = 0;
+  device_ref device;
+  std::vector<int64_t> shape;
+  /// Empty: row-major. Strides of axes of one element are ignored.
+  std::vector<int64_t> strides;
+  bool operator==(const tensor_form&) const = default;
+};
+
+/// The parts of a message that are the same in every step of a static flow:
+/// everything except the contents of its tensors. Any other value that differs
+/// between steps travels as a tensor (runtime/calls/messages.hpp).
+struct message_form {
+  std::vector<std::byte> bytes;
+  std::vector<tensor_form> tensors;
+};
+
+message_form form_of(const payload& x);
+
+/// @returns how `seen` differs from the record; nothing if it does not.
+std::optional<std::string> difference(const message_form& recorded,
+                                      const payload& seen);
+
+/// A call of an execution: a request, the end of its forward phase, or a wait
+/// that has a place in the order, at each of which it returned the token; or a
+/// promise, after which it continued.
+struct recorded_call {
+  call_kind kind = call_kind::remote;
+  uint32_t number = 0; // of the request
+  rank_id owner;
+  module_id module;
+  phase what = phase::forward;
+  std::string name; // as `wait_reason` has it
+  message_form asked;
+  message_form answered;
+  /// See `call::memo`.
+  std::shared_ptr<const call_memo> memo = {};
+  /// For a wait: numbers of requests in step 0, see `call::until`.
+  std::vector<uint64_t> until = {};
+};
+
+/// Tells whether a call has a place in the order of a step.
+inline bool in_order(const call& x) noexcept {
+  return x.kind != call_kind::wait || !x.until.empty();
+}
+
+/// Tells whether `y` has the same destination as `x`.
+bool same_place(const recorded_call& x, const call& y);
+
+/// Tells whether `y` is the same call as `x`.
+bool same_call(const recorded_call& x, const call& y);
+
+/// The step body of a microbatch, or a call from another rank.
+struct recorded_execution {
+  request_id id; // `without_step`
+  microbatch_id microbatch;
+  module_id module;
+  phase what = phase::forward;
+  uint64_t turn = 0;
+  bool promised = false;
+  uint64_t after = 0;           // see `request::after`
+  std::vector<object_id> needs; // of the recorded step
+  message_form asked;
+  message_form answered;
+  std::vector<recorded_call> calls;
+  /// By segment, from one call that returned the token to the next, numbered
+  /// from 0: true if others held the token while the execution waited within it
+  /// for something else, such as a fetch or its turn.
+  std::vector<bool> interrupted;
+};
+
+/// One segment of an execution that got the token.
+struct served_segment {
+  uint32_t execution = 0;
+  uint32_t segment = 0;
+  bool operator==(const served_segment&) const = default;
+};
+
+struct step_record {
+  uint64_t microbatches = 0;
+  std::vector<recorded_execution> executions;
+  /// By `recorded_execution::id`.
+  std::map<request_id, uint32_t> by_id;
+  struct call_place {
+    uint32_t execution = 0;
+    uint32_t call = 0;
+  };
+  /// By `recorded_call::number`.
+  std::map<uint32_t, call_place> calls;
+  /// Segments in the order in which they were served.
+  std::vector<served_segment> order;
+  /// On pp_rank 0: tasks in the order in which they were started or granted.
+  std::vector<task> admission;
+  /// Highest number of a request of this rank, and of a promise; the latter
+  /// without its `promise_bit`.
+  uint32_t last_number = 0;
+  uint32_t last_promise = 0;
+
+  /// @returns the execution of a request, of any step, or null.
+  const recorded_execution* find(request_id x) const;
+
+  /// @returns the call that sent the request `number`, or null.
+  const recorded_call* find_call(uint32_t number) const;
+};
+
+} // namespace smp

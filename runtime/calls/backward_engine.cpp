@@ -1,0 +1,55 @@
+#include "runtime/calls/backward_engine.hpp"
+
+#include "runtime/base/rank_context.hpp"
+#include "runtime/base/script_error_text.hpp"
+#include "runtime/execution/running_call.hpp"
+#include "runtime/model/model_map.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+namespace {
+
+[[noreturn]] void fail(running_call& ex, std::string text) {
+  auto& rank = ex.rank();
+  ++rank.counters().failed_graphs;
+  if (auto changed = rank.model()->map->order().changed_in_place();
+      !changed.empty()) {
+    constexpr size_t most = 3;
+    auto more = changed.size() > most
+                  ? fmt::format(" and {} more", changed.size() - most)
+                  : std::string{};
+    changed.resize(std::min(changed.size(), most));
+    text += fmt::format(" (this step changed in place: {}{})",
+                        fmt::join(changed, ", "), more);
+  }
+  throw error{
+    failure{error_code::user_code, rank.self(), ex.module_path(), text}};
+}
+
+} // namespace
+
+void run_engine(running_call& ex, const torch::autograd::edge_list& roots,
+                const torch::autograd::variable_list& gradients,
+                bool keep_graph) {
+  running_call::backward_scope running{ex};
+  try {
+    torch::autograd::Engine::get_default_engine().execute(
+      roots, gradients, keep_graph, false, true);
+  } catch (const error&) {
+    throw;
+  } catch (const c10::Error& e) {
+    fail(ex, script_error_text(e.what_without_backtrace()));
+  } catch (const std::exception& e) {
+    fail(ex, script_error_text(e.what()));
+  }
+}
+
+} // namespace smp

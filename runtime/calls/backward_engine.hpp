@@ -1,0 +1,21 @@
+#pragma once
+
+#include <torch/csrc/autograd/variable.h>
+
+namespace smp {
+
+class running_call;
+
+/// Runs LibTorch's engine in the backward phase of `ex`.
+///
+/// Autograd fails if a tensor that forward kept was changed in place since. If
+/// another microbatch did that, it is not so where microbatches run one after
+/// the other. LibTorch has no error type for it, so any error of the engine
+/// itself counts as one that may go away then (see
+/// `step_counters::failed_graphs`).
+/// @throws error (user_code) that also names what the step changed in place
+void run_engine(running_call& ex, const torch::autograd::edge_list& roots,
+                const torch::autograd::variable_list& gradients,
+                bool keep_graph);
+
+} // namespace smp

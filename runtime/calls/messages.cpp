@@ -1,0 +1,68 @@
+#include "runtime/calls/messages.hpp"
+
+#include "runtime/values/tensor_bridge.hpp"
+
+namespace smp {
+
+// -- tensors ------------------------------------------------------------------
+
+remote_tensor remote_tensor::of(const at::Tensor& x, bool snapshot) {
+  if (!x.defined())
+    return {};
+  return {kind::data, x.requires_grad(), to_tensor_ref(x, snapshot), 0, {}};
+}
+
+remote_tensor remote_tensor::of(object_id x) {
+  return {kind::object, false, {}, 0, x};
+}
+
+remote_tensor remote_tensor::argument(uint32_t index) {
+  return {kind::argument, false, {}, index, {}};
+}
+
+remote_tensor remote_tensor::parameter(uint32_t index, bool requires_grad) {
+  return {kind::parameter, requires_grad, {}, index, {}};
+}
+
+remote_tensor remote_tensor::needed(uint32_t index, bool requires_grad) {
+  return {kind::needed, requires_grad, {}, index, {}};
+}
+
+remote_tensor remote_tensor::held(const at::Tensor& x) {
+  remote_tensor result;
+  result.what = kind::held;
+  result.requires_grad = x.requires_grad();
+  result.data.dtype = static_cast<uint8_t>(x.scalar_type());
+  result.data.shape = x.sizes().vec();
+  result.data.strides = dense_strides(x);
+  return result;
+}
+
+at::Tensor remote_tensor::tensor() const {
+  if (what != kind::data)
+    throw error{error_code::protocol,
+                "a message refers to a tensor that it "
+                "should carry"};
+  return to_tensor(data);
+}
+
+// -- reading a part -----------------------------------------------------------
+
+request_head read_head(const payload& x) {
+  return byte_reader{x.bytes, "request"}.get<request_head>();
+}
+
+std::optional<held_object> answered_fetch(const payload& x) {
+  try {
+    byte_reader in{x.bytes};
+    auto which = in.u8();
+    if (which != object_message{object_content{}}.index()
+        && which != object_message{object_refusal{}}.index())
+      return std::nullopt;
+    return in.get<held_object>();
+  } catch (const error&) {
+    return std::nullopt;
+  }
+}
+
+} // namespace smp
