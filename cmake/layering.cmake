@@ -28,7 +28,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(node|executor|execution_token|microbatch_sequencer)\\.hpp"
   "actors/[a-z]*/(request|request_number|result_name|user_schedule)\\.hpp"
   "actors/[a-z]*/(order_book|computed_order|step_flow)\\.hpp"
-  "actors/[a-z]*/(rank_board|call_slot|counting_fabric|comm_fabric|message_priority)\\.hpp"
+  "actors/[a-z]*/(rank_board|call_slot|comm_fabric|message_priority)\\.hpp"
   "actors/[a-z]*/(membership|supervisor_link)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|node_status)\\.hpp")
 set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/(cross_entropy|functions)\\.hpp" "actors/schedule/schedule_actor\\.hpp")
@@ -78,7 +78,7 @@ set(quick_headers "c10/" "ATen/core/(Tensor|MT19937RNGEngine)\\.h"
 
 # What smp.hpp and the like must not bring along, or it is installed, too.
 set(private_headers "runtime/calls/messages\\.hpp" "runtime/config/config_file\\.hpp"
-  "runtime/session/(loss_scaler|master_weights|optimizer_shards|weight_average)\\.hpp"
+  "runtime/optimizer/(loss_scaler|master_weights|optimizer_shards|weight_average)\\.hpp"
   "transport/collectives/collectives\\.hpp")
 
 # -- the check -----------------------------------------------------------------

@@ -72,16 +72,16 @@ expect_wrong(runtime/a.hpp "<torch/torch.h>" "too slow")
 # What users include, at whatever distance.
 function(plant_for_users include)
   plant(include/smp/smp.hpp "#include \"runtime/session/a.hpp\"\n"
-    runtime/session/a.hpp "#include \"runtime/calls/b.hpp\"\n"
-    runtime/calls/b.hpp "#include ${include}\n")
+    runtime/session/a.hpp "#include \"runtime/step/b.hpp\"\n"
+    runtime/step/b.hpp "#include ${include}\n")
 endfunction()
 foreach(include "<torch/nn/module.h>" "<torch/script.h>" "<ATen/core/ivalue.h>")
   plant_for_users("${include}")
-  expect_refusal(layering "runtime/calls/b.hpp: too slow for what users include")
+  expect_refusal(layering "runtime/step/b.hpp: too slow for what users include")
 endforeach()
 foreach(include "runtime/calls/messages.hpp" "runtime/optimizer/loss_scaler.hpp")
   plant_for_users("\"${include}\"")
-  expect_refusal(layering "runtime/calls/b.hpp: not for users")
+  expect_refusal(layering "runtime/step/b.hpp: not for users")
 endforeach()
 plant_for_users("<ATen/core/Tensor.h>")
 expect_pass(layering)

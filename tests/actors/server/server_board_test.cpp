@@ -16,8 +16,9 @@ struct board_fixture : leader_fixture {
     // nop
   }
 
-  activity last() {
-    return out.board.view().activities.back();
+  /// What the first context does, after what the user's thread does.
+  activity first_context() {
+    return out.board.view().activities.at(1);
   }
 
   /// @returns whether what `f` does counts as progress of the rank
@@ -48,12 +49,12 @@ TEST_CASE_METHOD(board_fixture,
   x.owner = rank_id{1};
   REQUIRE(notes->park(x, now));
   core.suspend(ctx, x);
-  CHECK_FALSE(last().executes);
-  CHECK(last().asks == out.asked.id);
+  CHECK_FALSE(first_context().executes);
+  CHECK(first_context().asks == out.asked.id);
   auto asked = out.asked.id;
   receive(7, 1, 1); // takes the token
   core.receive(response{asked, {}, {}});
-  CHECK(last().waits_for == "the execution token");
+  CHECK(first_context().waits_for == "the execution token");
   out.had_token = false;
   core.finish(context_id{2}, {});
   CHECK(out.had_token);

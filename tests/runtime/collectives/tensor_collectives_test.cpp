@@ -194,7 +194,7 @@ TEST_CASE("what can never work is refused where it is asked for",
       error_code::config);
     require(text
               == "reduce_scatter \"world\" of ranks 0, 1: a tensor [2, ...] is "
-                 "wanted, with a part for each rank, not [3, 2]",
+                 "expected, with a part for each rank, not [3, 2]",
             text);
     text = error_of([&] { allreduce(Tensor{}); }, error_code::config);
     require(text

@@ -6,6 +6,7 @@
 #include "actors/server/server_core.hpp"
 #include "tests/support/actors/function_services.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,13 +18,13 @@ namespace smp::test {
 struct noted_output : server_output {
   void start(context_id ctx, request x) override {
     executing = ctx;
-    had_token = board.view().activities.back().executes;
+    had_token = board_says_so();
     note("start c" + number(ctx) + " mb" + number(x.microbatch));
   }
 
   void resume(context_id ctx, response x) override {
     executing = ctx;
-    had_token = board.view().activities.back().executes;
+    had_token = board_says_so();
     last = x;
     note("resume c" + number(ctx) + (x.error ? " " + x.error.text : ""));
   }
@@ -110,6 +111,13 @@ struct noted_output : server_output {
   response last;
   response answered;
   request asked;
+  bool board_says_so() {
+    auto view = board.view();
+    return std::ranges::any_of(view.activities, [](auto& x) {
+      return x.who == activity::kind::context && x.executes;
+    });
+  }
+
   rank_board board{rank_id{0}, 2};
   /// The board said so before the context knew.
   bool had_token = false;
