@@ -192,6 +192,36 @@ function(check_imports file)
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
 
+# -- stops ---------------------------------------------------------------------
+
+# In a table of stops, the last cell of a row counts those in the cell before it;
+# the line "stops" of a later table begins with their sum.
+function(check_stops file)
+  file(STRINGS ${ROOT}/${file} lines REGEX "^[|]")
+  string(REGEX REPLACE "[][]" " " lines "${lines}")
+  set(counting FALSE)
+  set(sum 0)
+  foreach(line IN LISTS lines)
+    if(line MATCHES "[|] stops [|] [|]$")
+      set(counting TRUE)
+    elseif(counting AND line MATCHES "^[|] stops [|] ([0-9]+) [|]")
+      if(NOT sum EQUAL CMAKE_MATCH_1)
+        complain(${file} "${sum} stops are said to be ${CMAKE_MATCH_1}")
+      endif()
+      set(counting FALSE)
+    elseif(counting AND line MATCHES "[|]([^|]*)[|] ([0-9]+) [|]$")
+      set(number ${CMAKE_MATCH_2})
+      string(REPLACE ", " ";" stops "${CMAKE_MATCH_1}")
+      list(LENGTH stops found)
+      if(NOT found EQUAL number)
+        complain(${file} "a row of ${found} stops says ${number}")
+      endif()
+      math(EXPR sum "${sum} + ${number}")
+    endif()
+  endforeach()
+  set(errors "${errors}" PARENT_SCOPE)
+endfunction()
+
 # -- the check -----------------------------------------------------------------
 
 # Every folder with sources says what lives there; one of tests that mirrors
@@ -213,6 +243,7 @@ foreach(folder IN LISTS found)
 endforeach()
 foreach(file IN LISTS pages)
   check_paths_of_page(${file})
+  check_stops(${file})
 endforeach()
 foreach(file IN LISTS sources)
   check_paths_of_source(${file})

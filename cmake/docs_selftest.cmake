@@ -49,6 +49,12 @@ expect_right(actors/a.hpp "// compared elsewhere (a_test.cpp)")
 expect_wrong(actors/a.hpp "throw error{\"see docs/b.md\"}\;" "no docs/b.md")
 expect_wrong(docs/a.md "First `b::run`." "b::run is not in the code")
 
+# Stops.
+set(table "| where | stops | |\n| --- | --- | --- |\n| here | `b`, `c` | 2 |\n| there | `b` | 1 |\n")
+expect_right(docs/a.md "${table}\n| stops | 3 | 9 |")
+expect_wrong(docs/a.md "${table}\n| stops | 4 | 9 |" "3 stops are said to be 4")
+expect_wrong(docs/a.md "${table}| then | `b` | 2 |" "a row of 1 stops says 2")
+
 # Imports.
 expect_wrong(tests/zoo/models/published.py "from published import X" "no module published")
 expect_wrong(tests/zoo/rows.py "import torch\nimport rows.entry" "no module rows.entry")

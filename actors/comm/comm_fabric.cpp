@@ -118,8 +118,10 @@ struct comm_fabric::impl : comm_outside, tensor_places {
 
 comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
                          std::shared_ptr<actor_host> host,
+                         std::shared_ptr<rank_board> board,
                          const comm_options& options)
   : forwarding_fabric(std::move(inner)),
+    board_(std::move(board)),
     impl_(std::make_unique<impl>(*this, std::move(host), options)) {
   // nop
 }
@@ -134,6 +136,7 @@ void comm_fabric::place(std::vector<uint64_t> machine_of_rank) {
 }
 
 void comm_fabric::send(rank_id to, message x, sent_callback done) {
+  board_->sent(to);
   // No stage has anything to do: all tensors ride, or stay in host memory.
   if (all_tensors(x, just_rides)
       || (to == self() && all_tensors(x, is_on_host)))

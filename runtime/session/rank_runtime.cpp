@@ -63,9 +63,8 @@ rank_runtime::rank_runtime(parts x)
   : own_config_(std::move(x.config)),
     own_layout_(x.layout),
     own_board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size)),
-    comm_(std::make_shared<comm_fabric>(std::move(x.fabric), x.host,
-                                        options_of_stages(own_config_))),
-    fabric_(std::make_shared<counting_fabric>(comm_, own_board_)),
+    fabric_(std::make_shared<comm_fabric>(
+      std::move(x.fabric), x.host, own_board_, options_of_stages(own_config_))),
     host_(std::move(x.host)),
     token_(std::move(x.token)),
     own_exchange_(*fabric_),
@@ -174,7 +173,7 @@ rank_runtime::take_places(const std::vector<member>& all) {
   }
   own_layout_.place(machines);
   own_collectives_.place(own_layout_.machine_of_ranks());
-  comm_->place(own_layout_.machine_of_ranks());
+  fabric_->place(own_layout_.machine_of_ranks());
   if (own_layout_.machines() > 1)
     for (auto& x : all)
       host_of_.push_back(x.host);

@@ -3,7 +3,6 @@
 // One rank assembled: its stores, its actors, its place in the run. Users see
 // `session`; code that runs on the rank sees `rank_context`.
 
-#include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
 #include "actors/comm/comm_fabric.hpp"
 #include "actors/host/node.hpp"
@@ -119,7 +118,7 @@ public:
 
   /// Counters and held state of the communication stages; never waits.
   comm_report communication() const {
-    return comm_->status();
+    return fabric_->status();
   }
 
   node& actors() noexcept {
@@ -199,8 +198,7 @@ private:
   rank_layout own_layout_;
   std::vector<std::string> host_of_; // by rank; empty: one machine
   std::shared_ptr<rank_board> own_board_;
-  std::shared_ptr<comm_fabric> comm_;
-  std::shared_ptr<counting_fabric> fabric_; // around comm_
+  std::shared_ptr<comm_fabric> fabric_;
   std::shared_ptr<actor_host> host_;
   std::shared_ptr<execution_token> token_;
   smp::exchange own_exchange_;

@@ -1,8 +1,8 @@
 // ctest: label=threads processors=2
 #include "tests/support/catch.hpp"
 
-#include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
+#include "actors/comm/comm_fabric.hpp"
 #include "actors/stalls/stalls.hpp"
 #include "tests/support/actors/awaited_report.hpp"
 #include "transport/exchange.hpp"
@@ -26,7 +26,8 @@ namespace {
 struct ucx_rank : fabric_listener {
   explicit ucx_rank(uint64_t self)
     : board(std::make_shared<rank_board>(rank_id{self}, 2)),
-      fabric(std::make_shared<ucx_fabric>(rank_id{self}, 2), board),
+      fabric(std::make_shared<ucx_fabric>(rank_id{self}, 2),
+             std::make_shared<actor_host>(), board),
       exchange(fabric) {
     // nop
   }
@@ -56,7 +57,7 @@ struct ucx_rank : fabric_listener {
   }
 
   std::shared_ptr<rank_board> board;
-  counting_fabric fabric;
+  comm_fabric fabric;
   smp::exchange exchange;
   std::function<void()> before_each = [] {};
   std::function<void(const std::string&)> on_report = [](const std::string&) {};

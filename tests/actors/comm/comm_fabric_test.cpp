@@ -145,7 +145,8 @@ TEST_CASE("arenas are touched and registered before a run begins",
   auto options = forced(0, 4 * mb);
   options.send_arena = 2 * mb;
   SECTION("both of them") {
-    comm_fabric x{below, std::make_shared<actor_host>(), options};
+    comm_fabric x{below, std::make_shared<actor_host>(),
+                  std::make_shared<rank_board>(rank_id{0}, 1), options};
     REQUIRE(below->registered.size() == 2);
     CHECK(below->registered[0].second == 2 * mb);
     CHECK(below->registered[1].second == 4 * mb);
@@ -154,7 +155,8 @@ TEST_CASE("arenas are touched and registered before a run begins",
   }
   SECTION("unless there is none") {
     options.force_device_path = false;
-    comm_fabric x{below, std::make_shared<actor_host>(), options};
+    comm_fabric x{below, std::make_shared<actor_host>(),
+                  std::make_shared<rank_board>(rank_id{0}, 1), options};
     CHECK(below->registered.empty());
   }
 }

@@ -73,9 +73,11 @@ struct pair_of_ranks {
     if (kind == "tcp")
       ucx.transports = "tcp,self";
     sender = std::make_unique<comm_fabric>(
-      std::make_shared<ucx_fabric>(rank_id{0}, 2, ucx), host, options);
+      std::make_shared<ucx_fabric>(rank_id{0}, 2, ucx), host,
+      std::make_shared<rank_board>(rank_id{0}, 2), options);
     other = std::make_unique<comm_fabric>(
-      std::make_shared<ucx_fabric>(rank_id{1}, 2, ucx), host, options);
+      std::make_shared<ucx_fabric>(rank_id{1}, 2, ucx), host,
+      std::make_shared<rank_board>(rank_id{1}, 2), options);
     std::vector<std::string> addresses{sender->address(), other->address()};
     sender->start(addresses, mine);
     other->start(addresses, stopped);

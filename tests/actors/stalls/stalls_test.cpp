@@ -1,8 +1,8 @@
 // ctest: label=threads
 #include "tests/support/catch.hpp"
 
-#include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
+#include "actors/comm/comm_fabric.hpp"
 #include "actors/host/node.hpp"
 #include "actors/server/execution_token.hpp"
 #include "actors/stalls/stalls.hpp"
@@ -147,7 +147,8 @@ private:
   struct rank : fabric_listener {
     rank(std::shared_ptr<smp::fabric> x, uint64_t size)
       : board(std::make_shared<rank_board>(x->self(), size)),
-        fabric(std::make_unique<counting_fabric>(std::move(x), board)),
+        fabric(std::make_unique<comm_fabric>(
+          std::move(x), std::make_shared<actor_host>(), board)),
         exchange(*fabric) {
       // nop
     }
@@ -164,7 +165,7 @@ private:
     }
 
     std::shared_ptr<rank_board> board;
-    std::unique_ptr<counting_fabric> fabric;
+    std::unique_ptr<comm_fabric> fabric;
     smp::exchange exchange;
     function_services services;
     std::unique_ptr<node> actors;

@@ -44,8 +44,9 @@ public:
         inner = {network, &network->at(rank_id{i})};
       else
         inner = std::make_shared<ucx_fabric>(rank_id{i}, size, ucx);
-      ranks_.push_back(
-        std::make_unique<comm_fabric>(std::move(inner), host, options[i]));
+      ranks_.push_back(std::make_unique<comm_fabric>(
+        std::move(inner), host, std::make_shared<rank_board>(rank_id{i}, size),
+        options[i]));
     }
     std::vector<std::string> addresses;
     for (auto& x : ranks_)
