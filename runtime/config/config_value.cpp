@@ -17,6 +17,10 @@ struct overload : Fs... {
   using Fs::operator()...;
 };
 
+// Clang 14 needs it.
+template <class... Fs>
+overload(Fs...) -> overload<Fs...>;
+
 // -- text of values -----------------------------------------------------------
 
 std::string quoted_list(const std::vector<std::string_view>& xs) {

@@ -4,6 +4,8 @@
 #include "runtime/model/model_map.hpp"
 #include "transport/error.hpp"
 
+#include <ATen/core/class_type.h>
+
 #include <algorithm>
 #include <bit>
 
