@@ -1,5 +1,7 @@
 #include "runtime/sharing/sharing_request_lookup.hpp"
 
+#include <torch/nn/module.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -369,6 +369,12 @@ tensors_of_arguments(const std::vector<c10::IValue>& xs);
 
 c10::IValue script_result(const std::vector<at::Tensor>& xs);
 
+/// Like `any_value`: IValue is complete only where a class is registered.
+template <class Distributed>
+struct script_value {
+  using type = c10::IValue;
+};
+
 template <class F>
 struct form_of_function;
 
@@ -395,8 +401,9 @@ public:
     // nop
   }
 
-  c10::IValue call(const distributed_module& how,
-                   const std::vector<c10::IValue>& xs) const override {
+  typename script_value<Distributed>::type
+  call(const distributed_module& how,
+       const std::vector<c10::IValue>& xs) const override {
     if constexpr (takes_tensors) {
       std::tuple tensors{tensors_of_arguments(xs)};
       return back(forward_(how, tensors));
@@ -432,7 +439,7 @@ private:
 
   /// @param x result of the distributed module
   template <class T>
-  c10::IValue back(T&& x) const {
+  typename script_value<Distributed>::type back(T&& x) const {
     if constexpr (!std::is_same_v<Return, no_hook>) {
       if constexpr (
         built_in_distribution<

@@ -1,5 +1,8 @@
 #include "runtime/verify/tensor_compare.hpp"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/view_as_real.h>
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
