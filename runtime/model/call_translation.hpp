@@ -78,4 +78,12 @@ private:
   std::shared_ptr<const script_translation> calls_;
 };
 
+/// @returns the tensors in TorchScript's `xs`, also those in tuples, lists and
+/// dictionaries, in order
+std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& xs);
+
+/// @returns what code of a file gets of a shared module that gave `xs`: a
+/// tensor, or a tuple of them
+c10::IValue script_result(const std::vector<at::Tensor>& xs);
+
 } // namespace smp

@@ -1,5 +1,6 @@
 #include "runtime/nn/distributed.hpp"
 
+#include "runtime/nn/sizes.hpp"
 #include "transport/error.hpp"
 
 #include <torch/nn/init.h>
@@ -15,10 +16,8 @@ void validate(const embedding_arguments& x) {
     throw config_error(fmt::format("embedding_arguments: {} = {}; allowed: {}",
                                    name, found, allowed));
   };
-  if (x.num_embeddings < 1)
-    refuse("num_embeddings", x.num_embeddings, "1 or more");
-  if (x.embedding_dim < 1)
-    refuse("embedding_dim", x.embedding_dim, "1 or more");
+  require_positive("num_embeddings", x.num_embeddings);
+  require_positive("embedding_dim", x.embedding_dim);
   if (auto i = x.padding_idx.value_or(0); i < 0 || i >= x.num_embeddings)
     refuse("padding_idx", i, "a row of the table");
   if (!(x.initializer_range >= 0))

@@ -129,29 +129,6 @@ void detail::refuse_script_argument(const std::string& type, size_t i,
                           type, i, x.type()->repr_str())};
 }
 
-std::vector<at::Tensor>
-detail::tensors_of_arguments(const std::vector<c10::IValue>& xs) {
-  std::vector<at::Tensor> result;
-  for (auto& x : xs)
-    x.visit([&](const c10::IValue& y) {
-      if (y.isTensor())
-        result.push_back(y.toTensor());
-      return y.isTensor();
-    });
-  return result;
-}
-
-c10::IValue detail::script_result(const std::vector<at::Tensor>& xs) {
-  if (xs.size() == 1)
-    return xs[0];
-  return c10::ivalue::Tuple::create({xs.begin(), xs.end()});
-}
-
-c10::IValue
-translated_module::call(const std::vector<c10::IValue>& arguments) const {
-  return calls_->call(*inner_, arguments);
-}
-
 std::string detail::short_name(const std::type_info& x) {
   auto name = c10::demangle(x.name());
   auto last = name.substr(0, name.find('<')).rfind("::");

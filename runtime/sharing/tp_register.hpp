@@ -83,6 +83,12 @@ concept built_in_distribution = requires {
   typename D::options;
 };
 
+/// True if tensors pass unchanged from a class to a D and back.
+template <class D, class Forward, class Return>
+inline constexpr bool passes_unchanged = std::conjunction_v<
+  std::bool_constant<built_in_distribution<D>>, std::is_same<Forward, no_hook>,
+  std::is_same<Return, no_hook>>;
+
 /// Describes how objects of a user's class D share modules. The options
 /// of D are of type O.
 template <class D, class O>
@@ -364,11 +370,6 @@ void check_script_arguments(const std::string& type,
 [[noreturn]] void refuse_script_argument(const std::string& type, size_t i,
                                          const c10::IValue& x);
 
-std::vector<at::Tensor>
-tensors_of_arguments(const std::vector<c10::IValue>& xs);
-
-c10::IValue script_result(const std::vector<at::Tensor>& xs);
-
 /// Like `any_value`: IValue is complete only where a class is registered.
 template <class Distributed>
 struct script_value {
@@ -405,7 +406,7 @@ public:
   call(const distributed_module& how,
        const std::vector<c10::IValue>& xs) const override {
     if constexpr (takes_tensors) {
-      std::tuple tensors{tensors_of_arguments(xs)};
+      std::tuple tensors{tensors_of(xs)};
       return back(forward_(how, tensors));
     } else {
       using arguments = typename decltype(form_of_script_call<
@@ -509,11 +510,7 @@ bool tp_register(Init init_hook, Forward forward_hook = {},
     return detail::described_by<Distributed>(
       init_hook(dynamic_cast<const Module&>(detail::object_of(m))));
   };
-  constexpr bool as_they_are = std::conjunction_v<
-    std::bool_constant<detail::built_in_distribution<Distributed>>,
-    std::is_same<Forward, detail::no_hook>,
-    std::is_same<Return, detail::no_hook>>;
-  if constexpr (!as_they_are) {
+  if constexpr (!detail::passes_unchanged<Distributed, Forward, Return>) {
     static_assert(detail::forward_form<Module>::translatable,
                   "tp_register: a class with hooks has one forward, which "
                   "returns something and takes nothing to be changed");
@@ -552,9 +549,10 @@ bool tp_register(std::string_view type, Init init_hook,
     });
     return result;
   };
-  x.script_calls = std::make_shared<
-    const detail::hooked_script_calls<Distributed, options, Forward, Return>>(
-    std::string{type}, std::move(forward_hook), std::move(return_hook));
+  if constexpr (!detail::passes_unchanged<Distributed, Forward, Return>)
+    x.script_calls = std::make_shared<
+      const detail::hooked_script_calls<Distributed, options, Forward, Return>>(
+      std::string{type}, std::move(forward_hook), std::move(return_hook));
   return register_class(type, std::move(x));
 }
 

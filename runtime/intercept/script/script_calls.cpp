@@ -8,6 +8,7 @@
 #include "runtime/intercept/script/script_values.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/intercept/tracer.hpp"
+#include "runtime/model/call_translation.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/model/traced_code.hpp"
 
@@ -146,13 +147,14 @@ c10::IValue ask_method(const place& where, const script_object& self,
 
 /// @returns `xs` without parameters of the module itself, which traced code
 /// passes if other modules have them, too
-std::vector<at::Tensor> without_own(const place& where,
-                                    std::vector<at::Tensor> xs) {
+std::vector<c10::IValue> without_own(const place& where,
+                                     std::vector<c10::IValue> xs) {
   auto& model = where.model->map->model();
   auto& own = model.modules[where.module.value].tensors;
-  std::erase_if(xs, [&](const at::Tensor& x) {
-    return std::ranges::any_of(
-      own, [&](auto i) { return model.tensors[i].tensor.is_same(x); });
+  std::erase_if(xs, [&](const c10::IValue& x) {
+    return x.isTensor() && std::ranges::any_of(own, [&](auto i) {
+             return model.tensors[i].tensor.is_same(x.toTensor());
+           });
   });
   return xs;
 }
@@ -242,27 +244,20 @@ c10::IValue run_body(call_scope& call, const place* where,
                      const script_object& self, const std::string& method,
                      std::vector<c10::IValue> args) {
   running_module running{where};
-  if (where) // if it is shared, all its methods are calls
-    if (auto* how = where->model->map->shared(where->module)) {
-      if (auto* own = dynamic_cast<const translated_module*>(how)) {
-        if (call.looks()) [[unlikely]]
-          call.arguments(self.get(), tensors_of(args));
-        auto result = own->call(args);
-        if (call.looks()) [[unlikely]]
-          call.results(tensors_of({result}));
-        running.done();
-        return result;
-      }
-      auto found = run_shared(call, *how, self.get(),
-                              without_own(*where, tensors_of(args)));
-      running.done();
-      if (found.size() == 1)
-        return found[0];
-      return c10::ivalue::Tuple::create({found.begin(), found.end()});
-    }
+  auto* how = where ? where->model->map->shared(where->module) : nullptr;
+  if (how) // all its methods are calls
+    args = without_own(*where, std::move(args));
+  auto* translated = dynamic_cast<const translated_module*>(how);
+  if (how && !translated) {
+    auto found = run_shared(call, *how, self.get(), tensors_of(args));
+    running.done();
+    return script_result(found);
+  }
   if (call.looks()) [[unlikely]]
     call.arguments(self.get(), tensors_of(args));
   auto result = [&]() -> c10::IValue {
+    if (translated)
+      return translated->call(args);
     auto* code = where ? where->code() : nullptr;
     if (code && args.size() == 1)
       if (auto* links = code->find_chain(self->type().get(), method))

@@ -105,22 +105,6 @@ bool is_tensor(const c10::TypePtr& type) {
   return without_optional(type)->kind() == c10::TypeKind::TensorType;
 }
 
-/// Adds the tensors in `x`, which may be nested.
-void add_tensors(std::vector<at::Tensor>& result, const c10::IValue& x) {
-  if (x.isTensor()) {
-    result.push_back(x.toTensor());
-  } else if (x.isTuple()) {
-    for (auto& y : x.toTupleRef().elements())
-      add_tensors(result, y);
-  } else if (x.isList()) {
-    for (const c10::IValue& y : x.toListRef())
-      add_tensors(result, y);
-  } else if (x.isGenericDict()) {
-    for (auto& entry : x.toGenericDict())
-      add_tensors(result, entry.value());
-  }
-}
-
 } // namespace
 
 value put_script_value(packer& p, const c10::IValue& x,
@@ -302,13 +286,6 @@ void replace_content(const c10::IValue& x, const c10::IValue& y) {
     throw error{error_code::protocol,
                 "new content for a value that is not a container"};
   }
-}
-
-std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& xs) {
-  std::vector<at::Tensor> result;
-  for (auto& x : xs)
-    add_tensors(result, x);
-  return result;
 }
 
 } // namespace smp

@@ -42,7 +42,4 @@ bool same_content(const c10::IValue& x, const c10::IValue& y);
 /// Replaces the items of `x`, a shared list or dictionary, with those of `y`.
 void replace_content(const c10::IValue& x, const c10::IValue& y);
 
-/// The tensors in `xs`, also those in tuples, lists and dictionaries, in order.
-std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& xs);
-
 } // namespace smp
