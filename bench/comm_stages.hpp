@@ -19,8 +19,10 @@ namespace smp::bench {
 
 inline fabric_pair::wrap stages(const comm_options& x) {
   return [x](std::shared_ptr<fabric> inner) -> std::shared_ptr<fabric> {
-    return std::make_shared<comm_fabric>(std::move(inner),
-                                         std::make_shared<actor_host>(), x);
+    // A `fabric_pair` has two ranks.
+    auto board = std::make_shared<rank_board>(inner->self(), 2);
+    return std::make_shared<comm_fabric>(
+      std::move(inner), std::make_shared<actor_host>(), std::move(board), x);
   };
 }
 
