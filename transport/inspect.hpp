@@ -93,7 +93,7 @@ bool inspect(Inspector& f, device_ref& x) {
 
 /// Only a flag if the tensor is row-major. Its shape is known by now.
 template <class Inspector>
-auto strides_field(Inspector& f, tensor_ref& x) {
+auto strides_field(Inspector& f, tensor_meta& x) {
   auto get = [&x] {
     return x.strides.empty() ? std::nullopt : std::optional{x.strides};
   };

@@ -22,16 +22,25 @@ struct device_ref {
 /// Tensor libraries count devices in 8 bits, -1 is the current one.
 inline constexpr int16_t max_device_index = 127;
 
-/// A tensor below the tensor library: bytes without gaps, their meaning, and
-/// the owner that keeps them alive.
-struct tensor_ref {
-  const void* data = nullptr;
-  uint64_t nbytes = 0;
+/// What is known of a tensor without its bytes: one that another rank keeps,
+/// one that a call will return, or one that a message carried in another step.
+struct tensor_meta {
   /// Element type, a code of the tensor library; opaque here.
   uint8_t dtype = 0;
-  /// Where `data` is.
+  /// Where the bytes are.
   device_ref device;
+  /// -1: the size of that axis is not known yet.
   std::vector<int64_t> shape;
+  /// From one element of an axis to the next, in elements (`are_strides`);
+  /// empty: row-major, or unknown as sizes are.
+  std::vector<int64_t> strides;
+};
+
+/// A tensor below the tensor library: bytes without gaps, their meaning, and
+/// the owner that keeps them alive. All sizes are known.
+struct tensor_ref : tensor_meta {
+  const void* data = nullptr;
+  uint64_t nbytes = 0;
   /// Keeps `data` valid; the bytes must not change while it is shared with a
   /// send that has not completed.
   std::shared_ptr<const void> owner;
@@ -41,9 +50,6 @@ struct tensor_ref {
   /// The sender's device that it lay on, while it is in flight in host memory:
   /// the receiver places it on a device again.
   device_ref home = {};
-  /// From one element of an axis to the next, in elements (`are_strides`);
-  /// empty: row-major.
-  std::vector<int64_t> strides = {};
 };
 
 /// Tells whether a tensor of `sizes` with these strides is dense: its elements

@@ -12,7 +12,7 @@ namespace {
 /// autograd adds a gradient to another one in place, keeping its strides,
 /// unless a message still holds that one; only these strides may then differ.
 /// @returns nothing if the other strides are row-major
-std::vector<int64_t> order_of_axes(const tensor_ref& x) {
+std::vector<int64_t> order_of_axes(const tensor_meta& x) {
   auto result = x.strides;
   auto row_major = true;
   int64_t next = 1;
@@ -29,8 +29,9 @@ std::vector<int64_t> order_of_axes(const tensor_ref& x) {
   return result;
 }
 
-tensor_form form_of(const tensor_ref& x) {
-  return {x.dtype, x.device, x.shape, order_of_axes(x)};
+bool same_form(const tensor_meta& x, const tensor_meta& y) {
+  return x.dtype == y.dtype && x.device == y.device && x.shape == y.shape
+         && order_of_axes(x) == order_of_axes(y);
 }
 
 std::string describe(const std::vector<int64_t>& xs) {
@@ -40,7 +41,7 @@ std::string describe(const std::vector<int64_t>& xs) {
   return result + "]";
 }
 
-std::string describe(const tensor_form& x) {
+std::string describe(const tensor_meta& x) {
   return describe(x.shape) + " of element type " + std::to_string(x.dtype)
          + (x.strides.empty() ? "" : " with strides " + describe(x.strides))
          + (x.device.type == 0 ? "" : " on a device");
@@ -49,10 +50,7 @@ std::string describe(const tensor_form& x) {
 } // namespace
 
 message_form form_of(const payload& x) {
-  message_form result{x.bytes, {}};
-  for (auto& t : x.tensors)
-    result.tensors.push_back(form_of(t));
-  return result;
+  return {x.bytes, {x.tensors.begin(), x.tensors.end()}};
 }
 
 std::optional<std::string> difference(const message_form& recorded,
@@ -62,8 +60,8 @@ std::optional<std::string> difference(const message_form& recorded,
     return std::to_string(seen.tensors.size()) + " tensors instead of "
            + std::to_string(n);
   for (size_t i = 0; i < n; ++i)
-    if (auto x = form_of(seen.tensors[i]); x != recorded.tensors[i])
-      return "tensor " + std::to_string(i) + " is " + describe(x)
+    if (!same_form(seen.tensors[i], recorded.tensors[i]))
+      return "tensor " + std::to_string(i) + " is " + describe(seen.tensors[i])
              + " instead of " + describe(recorded.tensors[i]);
   if (seen.bytes != recorded.bytes)
     return "what is not a tensor (numbers, flags, structure) has another value";

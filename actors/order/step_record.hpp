@@ -14,22 +14,12 @@
 
 namespace smp {
 
-/// The properties of a tensor that are the same in every step of a static flow.
-struct tensor_form {
-  uint8_t dtype = 0;
-  device_ref device;
-  std::vector<int64_t> shape;
-  /// Empty: row-major. Strides of axes of one element are ignored.
-  std::vector<int64_t> strides;
-  bool operator==(const tensor_form&) const = default;
-};
-
 /// The parts of a message that are the same in every step of a static flow:
 /// everything except the contents of its tensors. Any other value that differs
 /// between steps travels as a tensor (runtime/calls/messages.hpp).
 struct message_form {
   std::vector<std::byte> bytes;
-  std::vector<tensor_form> tensors;
+  std::vector<tensor_meta> tensors;
 };
 
 message_form form_of(const payload& x);

@@ -16,19 +16,15 @@ namespace smp {
 
 /// The state that a remote call left at its owner, as the caller sees it.
 struct sent_call {
-  /// An argument that has a gradient: the dtype and sizes of that gradient.
+  /// An argument that has a gradient.
   struct argument {
     uint32_t position = 0;
-    at::ScalarType dtype = at::kFloat;
-    std::vector<int64_t> sizes;
+    tensor_meta gradient;
     /// The request whose reply gives the sizes, with `output`; null: known.
-    promised_request_ptr from = {};
+    sent_request_ptr from = {};
     uint32_t output = 0;
   };
 
-  rank_id owner;
-  module_id module;
-  std::string name;
   request_id id;
   step_id step;
   microbatch_id microbatch;
@@ -37,12 +33,10 @@ struct sent_call {
   /// Per input of the node: the position of its output.
   std::vector<uint32_t> outputs;
   uint32_t num_outputs = 0;
+  /// The call; once done, it tells which arguments a gradient reaches.
+  sent_request_ptr request;
   /// Backward waits for the owner's reply.
   bool waits = true;
-  /// Per output: positions of the arguments that its gradient reaches; empty if
-  /// the owner did not report them. For a promise they arrive with its reply.
-  reached_positions reaches;
-  promised_request_ptr promise;
 };
 
 /// Backward of a remote call: runs at the owner, which kept the graph (R3).
@@ -61,33 +55,20 @@ public:
 
   /// A promise has no shape yet: {-1} rejects every gradient until the reply
   /// gives the sizes ({} would silently sum a gradient to a scalar, R40).
-  /// @param sizes by output
-  void set_shapes(const std::vector<std::vector<int64_t>>& sizes);
+  /// @param results by output
+  void set_shapes(const std::vector<tensor_meta>& results);
 
   /// @returns the edges that a gradient of input `nr` reaches.
   std::vector<uint32_t> reached(uint32_t nr) const;
 
 private:
-  /// A backward request and the gradients it sends to the owner.
-  struct outgoing {
-    backward_request asked;
-    std::vector<object_id> needs;
-    /// Must stay alive until the reply arrives.
-    std::vector<promised_value_ptr> kept;
-  };
-
   running_call& check() const;
-  outgoing put(const torch::autograd::variable_list& grads,
-               bool snapshot) const;
-  call make_call(running_call& ex, outgoing x,
-                 const std::vector<size_t>& wanted,
-                 const std::vector<bool>& pushed) const;
-  std::vector<bool>
-  reached_by(const torch::autograd::variable_list& grads) const;
-  torch::autograd::variable_list wait(running_call& ex,
-                                      torch::autograd::variable_list grads);
-  torch::autograd::variable_list promise(running_call& ex,
-                                         torch::autograd::variable_list grads);
+  std::vector<size_t> wanted(const torch::autograd::variable_list& grads) const;
+  call make_call(running_call& ex, const torch::autograd::variable_list& grads,
+                 const std::vector<size_t>& wanted, bool waits,
+                 sent_request& request) const;
+  at::Tensor promise(const running_call& ex, const sent_request_ptr& request,
+                     uint32_t position, const sent_call::argument& x) const;
 
   sent_call call_;
 };

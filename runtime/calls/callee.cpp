@@ -132,7 +132,7 @@ public:
     // Outside of inference mode, which does not track whether an argument was
     // written (R12).
     arguments_ = take_arguments(ex_, req_, asked_.tensors, asked_.context.grad,
-                                asked_.promised.has_value());
+                                asked_.expected.has_value());
     scoped_context inside{asked_.context};
     running_call::pass_scope pass{ex_, asked_.pass, 0};
     auto stale = SMP_FAULT("stale-buffer") ? copies_of_buffers() : buffers{};
@@ -145,8 +145,7 @@ public:
       ex_.note_state();
     // The facts about its own calls are complete once they are answered.
     fence(ex_);
-    return asked_.promised ? to_payload(keep_promise(out, done))
-                           : to_payload(answer(out, std::move(done)));
+    return to_payload(answer(out, std::move(done)));
   }
 
 private:
@@ -232,7 +231,7 @@ private:
     auto result = place_of(t);
     if (result.what != remote_tensor::kind::undefined || !t.defined())
       return result;
-    return asked_.held ? put_named(i, t) : put_travelling(t);
+    return asked_.left ? put_named(i, t) : put_travelling(t);
   }
 
   remote_tensor put_travelling(const at::Tensor& t) {
@@ -245,10 +244,10 @@ private:
   remote_tensor put_named(uint32_t i, const at::Tensor& t) {
     auto x = materialise(t);
     auto kept = own_copy(x);
-    auto held = std::find(asked_.held->begin(), asked_.held->end(), i)
-                != asked_.held->end();
-    auto result = held ? remote_tensor::held(kept)
-                       : remote_tensor::of(kept, false);
+    auto& left = *asked_.left;
+    auto result = std::ranges::find(left, i) != left.end()
+                    ? remote_tensor::held(kept)
+                    : remote_tensor::of(kept, false);
     result.requires_grad = x.requires_grad();
     ex_.rank().objects().put(
       result_name(ex_.rank().self(), req_.id, req_.step, i), req_.microbatch,
@@ -288,7 +287,7 @@ private:
   }
 
   void check_promise(const packer& out, const invocation& done) {
-    auto& expected = *asked_.promised;
+    auto& expected = *asked_.expected;
     if (!done.changed.empty())
       break_promise("it takes a list or dict that it may change");
     if (ex_.met_state())
@@ -306,7 +305,8 @@ private:
       auto name = "result " + std::to_string(i);
       if (place_of(t).what != remote_tensor::kind::undefined)
         break_promise(name + " is an argument or a parameter");
-      if (t.scalar_type() != expected.tensors[i].dtype)
+      if (static_cast<uint8_t>(t.scalar_type())
+          != expected.tensors[i].meta.dtype)
         break_promise(name + " has dtype "
                       + std::string{c10::toString(t.scalar_type())});
       if (t.requires_grad() != expected.tensors[i].requires_grad)
@@ -316,31 +316,6 @@ private:
     }
   }
 
-  promise_reply keep_promise(packer& out, const invocation& done) {
-    check_promise(out, done);
-    keep_promises(out.tensors());
-    auto saved = begin_saving();
-    promise_reply result;
-    std::vector<std::vector<int64_t>> strides;
-    for (size_t i = 0; i < out.tensors().size(); ++i) {
-      auto x = materialise(out.tensors()[i]);
-      keep_edge(*saved, i, x);
-      result.sizes.push_back(x.sizes().vec());
-      strides.push_back(dense_strides(x));
-      auto id = result_name(ex_.rank().self(), req_.id, req_.step, i);
-      auto held = own_copy(x);
-      if (asked_.promised->tensors[i].push)
-        result.contents.push_back(to_tensor_ref(held, false));
-      ex_.rank().objects().put(id, req_.microbatch, std::move(held));
-    }
-    if (std::any_of(strides.begin(), strides.end(),
-                    [](auto& y) { return !y.empty(); }))
-      result.strides = std::move(strides);
-    result.reaches = reached_arguments(saved->outputs, saved->leaves);
-    keep(std::move(saved));
-    return result;
-  }
-
   /// Keeps the state for backward, if there will be one.
   void keep(std::shared_ptr<saved_call> x) {
     if (std::any_of(x->outputs.begin(), x->outputs.end(),
@@ -348,22 +323,26 @@ private:
       ex_.rank().calls().put(req_.step, req_.microbatch, req_.id, std::move(x));
   }
 
-  // -- results that the caller waits for --------------------------------------
+  // -- the reply --------------------------------------------------------------
 
-  forward_reply answer(packer& out, invocation done) {
-    forward_reply result;
+  call_reply answer(packer& out, invocation done) {
+    if (asked_.expected)
+      check_promise(out, done);
+    keep_promises(out.tensors());
+    call_reply result;
     auto saved = begin_saving();
     if (out.tensors().size() > max_named_results)
-      asked_.held.reset();
+      asked_.left.reset();
     for (auto& t : out.tensors()) {
       auto i = static_cast<uint32_t>(result.tensors.size());
       result.tensors.push_back(put_result(i, t));
       keep_edge(*saved, i, result.tensors.back().travels() ? t : at::Tensor{});
     }
-    if (asked_.held)
+    if (asked_.left)
       result.named = static_cast<uint32_t>(result.tensors.size());
     put_written(result, *saved);
-    result.result = std::move(done.result);
+    if (!asked_.expected)
+      result.result = std::move(done.result);
     result.changed = std::move(done.changed);
     result.stateful = ex_.met_state();
     if (model_.promises->on())
@@ -373,7 +352,7 @@ private:
   }
 
   /// An argument whose version changed is an additional output (R12).
-  void put_written(forward_reply& result, saved_call& saved) {
+  void put_written(call_reply& result, saved_call& saved) {
     for (uint32_t i = 0; i < arguments_.tensors.size(); ++i) {
       auto& t = arguments_.tensors[i];
       if (!t.defined() || t._version() == arguments_.versions[i])
@@ -442,32 +421,22 @@ const at::Tensor& wanted_leaf(const saved_call& saved,
   return saved.leaves[argument];
 }
 
-backward_reply answer_gradients(const saved_call& saved,
-                                const backward_request& asked) {
-  backward_reply result;
-  for (size_t k = 0; k < asked.wanted.size(); ++k) {
-    auto& leaf = wanted_leaf(saved, asked, k);
-    result.gradients.push_back(
-      remote_tensor::of(leaf.defined() ? leaf.grad() : at::Tensor{}, false));
-  }
-  return result;
-}
-
-/// Stores the gradients under the names with which their caller continued.
-promise_reply name_gradients(running_call& ex, const request& req,
-                             const saved_call& saved,
-                             const backward_request& asked) {
-  promise_reply result;
+/// The gradients that stay here get the names with which their caller goes on.
+call_reply answer_gradients(running_call& ex, const request& req,
+                            const saved_call& saved,
+                            const backward_request& asked) {
+  call_reply result;
   for (size_t k = 0; k < asked.wanted.size(); ++k) {
     auto& leaf = wanted_leaf(saved, asked, k);
     auto grad = leaf.defined() ? leaf.grad() : at::Tensor{};
     // Its caller relies on it, since the graph says that it may exist.
-    if (!grad.defined())
+    if (asked.promised && !grad.defined())
       grad = at::zeros_like(leaf);
-    if (asked.wanted[k].push) {
-      result.contents.push_back(to_tensor_ref(grad, false));
+    if (!grad.defined() || asked.wanted[k].push) {
+      result.tensors.push_back(remote_tensor::of(grad, false));
       continue;
     }
+    result.tensors.push_back(remote_tensor::held(grad));
     auto name = result_name(ex.rank().self(), req.id, req.step, k);
     ex.rank().objects().put(name, req.microbatch, std::move(grad));
   }
@@ -486,8 +455,7 @@ payload run_backward(running_call& ex, const request& req,
                   + "': what its forward kept is gone (pass keep_graph to "
                     "model.backward)"};
   run_graph(ex, req, *saved, asked);
-  return asked.promised ? to_payload(name_gradients(ex, req, *saved, asked))
-                        : to_payload(answer_gradients(*saved, asked));
+  return to_payload(answer_gradients(ex, req, *saved, asked));
 }
 
 // -- parameters and buffers ---------------------------------------------------

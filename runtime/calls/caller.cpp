@@ -90,48 +90,40 @@ public:
     return name_;
   }
 
-  /// Continues with promises of the results that `next` predicts.
-  call_result promise(value args, const promise_book::memory& known);
-
-  /// Sends the call as `known` was sent in the replayed step.
-  /// @returns nullopt if this is another call; `args` is then unchanged
-  std::optional<call_result>
-  repeat(value& args, const std::shared_ptr<const recorded_call>& known);
-
-  struct waiting {
+  /// How it is sent.
+  struct way {
+    /// Null: the caller waits, and the owner keeps nothing by name.
+    std::shared_ptr<const call_plan> plan = {};
     /// Key under which the next call of this kind looks; may be empty.
     std::string kind = {};
-    /// Results that stay at their owner until they are used; null: the owner
-    /// keeps none.
-    std::shared_ptr<const waiting_memo> memo = {};
     /// Records which results are used; may be null.
     taken_results_ptr taken = {};
+    /// The same call in the replayed step; may be null.
+    std::shared_ptr<const recorded_call> recorded = {};
   };
 
-  /// Waits for the results.
-  call_result wait(value args, waiting how);
+  call_result send(value args, const way& how);
+
+  /// Sends the call as it was sent in the replayed step.
+  /// @returns nullopt if this is another call; `args` is then unchanged
+  std::optional<call_result> repeat(value& args, const way& how);
 
 private:
   call_streams::origin number_call() const;
   remote_tensor put_argument(const at::Tensor& x, bool snapshot);
-  forward_request make_request(value args, bool snapshot);
-  forward_request make_request(value args, const promise_memo& x);
-  call make_call(const forward_request& x) const;
-  call_result send(const forward_request& asked, call c, const promise_memo& x,
-                   const taken_results_ptr& taken,
-                   std::shared_ptr<const recorded_call> recorded);
-  void name_results(std::vector<at::Tensor>& tensors, const response& answer,
-                    const forward_reply& reply, const wait_reason& why,
-                    const taken_results_ptr& taken);
-  sent_call describe_sent(request_id id, size_t outputs) const;
+  forward_request make_request(value args, const call_plan* plan);
+  call make_call(const forward_request& x, const way& how) const;
+  call_result exchange(const forward_request& asked, call c, const way& how);
+  sent_call describe_sent(const sent_request_ptr& x, size_t outputs) const;
   std::shared_ptr<backward_node> make_node(sent_call sent,
                                            const remote_tensors& arguments);
-  std::vector<at::Tensor> take_results(const forward_reply& reply) const;
+  std::vector<at::Tensor> take_results(const call_reply& reply,
+                                       const sent_request_ptr& from,
+                                       const taken_results_ptr& taken) const;
   void connect(const std::vector<at::Tensor>& results,
-               const remote_tensors& arguments, request_id id,
-               forward_reply& reply);
-  void remember(const std::string& kind, const forward_reply& reply,
-                const std::vector<at::Tensor>& tensors);
+               const remote_tensors& arguments, const sent_request_ptr& from,
+               const call_reply& reply);
+  void remember(const std::string& kind, const call_reply& reply);
   void check_index(uint32_t i, size_t n, const char* what) const;
 
   running_call& ex_;
@@ -185,7 +177,7 @@ call_streams::origin outgoing_call::number_call() const {
   }
 }
 
-forward_request outgoing_call::make_request(value args, bool snapshot) {
+forward_request outgoing_call::make_request(value args, const call_plan* plan) {
   forward_request result;
   result.head = {target_.kind, target_.first, target_.last, 0};
   result.context = call_context::current();
@@ -195,42 +187,37 @@ forward_request outgoing_call::make_request(value args, bool snapshot) {
   result.numbers = numbers_;
   result.pass = ex_.pass();
   result.arguments = std::move(args);
-  for (auto& t : arguments_)
-    result.tensors.push_back(put_argument(t, snapshot));
-  return result;
-}
-
-/// Copies: this rank continues and may write to its tensors. It draws no random
-/// numbers, and so needs none (R23).
-forward_request outgoing_call::make_request(value args, const promise_memo& x) {
-  auto result = make_request(std::move(args), true);
-  auto& promised = result.promised.emplace();
-  promised.result = x.next->result;
-  for (size_t i = 0; i < x.next->tensors.size(); ++i) {
-    auto& y = x.next->tensors[i];
-    promised.tensors.push_back({y.dtype, y.requires_grad, x.push.at(i)});
+  if (plan != nullptr) {
+    result.left = plan->left;
+    if (plan->next)
+      result.expected = *plan->next;
   }
+  // This rank may write to its tensors if it goes on.
+  for (auto& t : arguments_)
+    result.tensors.push_back(put_argument(t, result.expected.has_value()));
   return result;
 }
 
-call outgoing_call::make_call(const forward_request& x) const {
+call outgoing_call::make_call(const forward_request& x, const way& how) const {
   auto what = ex_.in_backward() ? phase::backward : phase::forward;
   auto result = remote_call(owner_, module_, what, to_payload(x),
                             answer_of(name_, what, owner_));
+  if (x.expected)
+    result = promise_call(std::move(result));
   for (auto& y : promised_)
     result.needs.push_back(y->id());
+  result.memo = how.plan;
   return result;
 }
 
-sent_call outgoing_call::describe_sent(request_id id, size_t outputs) const {
+sent_call outgoing_call::describe_sent(const sent_request_ptr& x,
+                                       size_t outputs) const {
   sent_call result;
-  result.owner = owner_;
-  result.module = module_;
-  result.name = name_;
-  result.id = id;
+  result.id = {ex_.rank().self(), x->number};
   result.step = ex_.step();
   result.microbatch = ex_.microbatch();
   result.num_outputs = static_cast<uint32_t>(outputs);
+  result.request = x;
   result.waits = target_.kind != request_kind::add
                  && (book_.waits(map_, module_, target_) || book_.all_wait());
   return result;
@@ -246,12 +233,13 @@ outgoing_call::make_node(sent_call sent, const remote_tensors& arguments) {
       continue;
     auto& x = arguments_[i];
     edges.push_back(ag::impl::gradient_edge(x));
-    sent_call::argument argument{static_cast<uint32_t>(i), x.scalar_type(), {}};
+    sent_call::argument argument{static_cast<uint32_t>(i), {}};
+    argument.gradient.dtype = static_cast<uint8_t>(x.scalar_type());
     if (auto p = promised_value_of(x)) {
       argument.from = p->request();
       argument.output = p->output();
     } else {
-      argument.sizes = x.sizes().vec();
+      argument.gradient.shape = x.sizes().vec();
     }
     sent.arguments.push_back(std::move(argument));
   }
@@ -268,91 +256,9 @@ void outgoing_call::check_index(uint32_t i, size_t n, const char* what) const {
                                         + " does not exist"};
 }
 
-// -- go on without the results ------------------------------------------------
+// -- send, and wait if nothing is known of the results ------------------------
 
-call_result outgoing_call::promise(value args,
-                                   const promise_book::memory& known) {
-  auto memo = std::make_shared<promise_memo>();
-  memo->next = known.next;
-  // The reply carries the results that the caller used the last time.
-  for (size_t i = 0; i < known.next->tensors.size(); ++i)
-    memo->push.push_back(known.taken && known.taken->find(i).value_or(false));
-  auto asked = make_request(std::move(args), *memo);
-  auto c = promise_call(make_call(asked));
-  c.memo = memo;
-  return send(asked, std::move(c), *memo, known.taken, {});
-}
-
-std::optional<call_result>
-outgoing_call::repeat(value& args,
-                      const std::shared_ptr<const recorded_call>& known) {
-  auto* memo = dynamic_cast<const promise_memo*>(known->memo.get());
-  if (!memo)
-    return std::nullopt;
-  auto asked = make_request(std::move(args), *memo);
-  auto c = promise_call(make_call(asked));
-  if (!same_call(*known, c)) {
-    args = std::move(asked.arguments);
-    promised_.clear();
-    return std::nullopt;
-  }
-  return send(asked, std::move(c), *memo, {}, known);
-}
-
-call_result outgoing_call::send(const forward_request& asked, call c,
-                                const promise_memo& x,
-                                const taken_results_ptr& taken,
-                                std::shared_ptr<const recorded_call> recorded) {
-  auto& next = *x.next;
-  auto count = next.tensors.size();
-  auto request = std::make_shared<promised_request>();
-  request->owner = owner_;
-  request->module = module_;
-  request->name = name_;
-  request->number = book_.next_request(ex_);
-  request->pushed = x.push;
-  request->tells_sizes = true;
-  if (ex_.rank().records().foretells())
-    request->recorded = std::move(recorded);
-  request->why = c.why;
-  request->why.asks = request->number;
-  request->arguments = promised_;
-  std::vector<at::Tensor> tensors;
-  request_id id{ex_.rank().self(), request->number};
-  auto sent = describe_sent(id, count);
-  for (size_t i = 0; i < count; ++i) {
-    auto& what = next.tensors[i];
-    auto value = std::make_shared<promised_value>(
-      ex_.rank(), request, static_cast<uint32_t>(i),
-      result_name(owner_, id, ex_.step(), i), what, taken);
-    tensors.push_back(make_promise(std::move(value), what.dtype));
-    ex_.add_promise(tensors.back());
-    if (what.requires_grad)
-      sent.outputs.push_back(static_cast<uint32_t>(i));
-  }
-  if (!sent.outputs.empty() && at::GradMode::is_enabled()) {
-    sent.promise = request;
-    auto outputs = sent.outputs;
-    auto node = make_node(std::move(sent), asked.tensors);
-    static constexpr int64_t unknown[] = {-1};
-    for (auto i : outputs) {
-      auto nr = node->add_input_metadata(tensors[i].options(),
-                                         c10::fromIntArrayRefSlow(unknown),
-                                         false, false, next.tensors[i].dtype);
-      ag::impl::set_gradient_edge(tensors[i], {node, nr});
-    }
-    request->node = node;
-  }
-  c.released = book_.take_releases(owner_);
-  send_promise(ex_, std::move(c), request);
-  return {next.result, {}, unpacker{std::move(tensors)}};
-}
-
-// -- wait for the results -----------------------------------------------------
-
-void outgoing_call::remember(const std::string& kind,
-                             const forward_reply& reply,
-                             const std::vector<at::Tensor>& tensors) {
+void outgoing_call::remember(const std::string& kind, const call_reply& reply) {
   if (kind.empty())
     return;
   auto& results = reply.tensors;
@@ -369,30 +275,33 @@ void outgoing_call::remember(const std::string& kind,
     return book_.remember(kind, {});
   auto next = std::make_shared<prediction>();
   next->result = reply.result;
-  for (size_t i = 0; i < tensors.size(); ++i)
+  for (auto& x : results)
     next->tensors.push_back(
-      {tensors[i].scalar_type(), results[i].requires_grad, tensors[i].dim()});
+      remote_tensor::foretold(static_cast<at::ScalarType>(x.data.dtype),
+                              x.requires_grad, x.data.shape.size()));
   book_.remember(kind, std::move(next));
 }
 
+/// The results that their owner keeps by name become promises: whether the
+/// caller uses them is known only when it does.
+/// @param reply what is known of them
 std::vector<at::Tensor>
-outgoing_call::take_results(const forward_reply& reply) const {
+outgoing_call::take_results(const call_reply& reply,
+                            const sent_request_ptr& from,
+                            const taken_results_ptr& taken) const {
   auto& xs = reply.tensors;
   std::vector<at::Tensor> result(xs.size());
-  for (size_t i = 0; i < xs.size(); ++i) {
+  if (reply.named > 0)
+    check_index(reply.named - 1, xs.size(), "named result");
+  request_id id{ex_.rank().self(), from->number};
+  for (uint32_t i = 0; i < xs.size(); ++i) {
     auto& x = xs[i];
     switch (x.what) {
       case remote_tensor::kind::undefined:
         break;
-      case remote_tensor::kind::held: // see `name_results`
-        check_index(static_cast<uint32_t>(i), reply.named, "name of result");
-        break;
       case remote_tensor::kind::needed:
       case remote_tensor::kind::object:
         check_index(x.index, 0, "needed result");
-        break;
-      case remote_tensor::kind::data:
-        result[i] = x.tensor();
         break;
       case remote_tensor::kind::argument:
         check_index(x.index, arguments_.size(), "argument");
@@ -402,6 +311,20 @@ outgoing_call::take_results(const forward_reply& reply) const {
         check_index(x.index, map_.model().tensors.size(), "parameter");
         result[i] = map_.model().tensors[x.index].tensor;
         break;
+      case remote_tensor::kind::held:
+      case remote_tensor::kind::data:
+        if (i >= reply.named) {
+          result[i] = std::exchange(from->contents.at(i), {});
+          break;
+        }
+        auto& meta = x.about();
+        auto value = std::make_shared<promised_value>(
+          ex_.rank(), from, i, result_name(owner_, id, ex_.step(), i), meta,
+          taken);
+        result[i] = make_promise(std::move(value),
+                                 static_cast<at::ScalarType>(meta.dtype),
+                                 from->waited ? &meta.shape : nullptr);
+        ex_.add_promise(result[i]);
     }
   }
   return result;
@@ -409,79 +332,61 @@ outgoing_call::take_results(const forward_reply& reply) const {
 
 /// Gives a gradient to those results that have one at the owner.
 void outgoing_call::connect(const std::vector<at::Tensor>& results,
-                            const remote_tensors& arguments, request_id id,
-                            forward_reply& reply) {
-  auto sent = describe_sent(id, results.size());
+                            const remote_tensors& arguments,
+                            const sent_request_ptr& from,
+                            const call_reply& reply) {
+  auto sent = describe_sent(from, results.size());
   for (size_t i = 0; i < results.size(); ++i)
     if (reply.tensors[i].travels() && reply.tensors[i].requires_grad)
       sent.outputs.push_back(static_cast<uint32_t>(i));
   if (sent.outputs.empty() || !at::GradMode::is_enabled())
     return;
-  sent.reaches = std::move(reply.reaches);
   auto outputs = sent.outputs;
   auto node = make_node(std::move(sent), arguments);
+  static constexpr int64_t unknown[] = {-1};
   for (uint32_t nr = 0; nr < outputs.size(); ++nr) {
     auto& x = results[outputs[nr]];
-    node->add_input_metadata(x.options(), x.sym_sizes(), false, false,
-                             x.scalar_type());
+    node->add_input_metadata(x.options(),
+                             from->waited ? x.sym_sizes()
+                                          : c10::fromIntArrayRefSlow(unknown),
+                             false, false, x.scalar_type());
     ag::impl::set_gradient_edge(x, {node, nr});
   }
+  if (!from->waited)
+    from->node = node;
 }
 
-/// Makes promises of results that their owner keeps by name: which of them the
-/// caller uses is known only when it does.
-void outgoing_call::name_results(std::vector<at::Tensor>& tensors,
-                                 const response& answer,
-                                 const forward_reply& reply,
-                                 const wait_reason& why,
-                                 const taken_results_ptr& taken) {
-  check_index(reply.named - 1, tensors.size(), "named result");
-  auto request = std::make_shared<promised_request>();
+call_result outgoing_call::exchange(const forward_request& asked, call c,
+                                    const way& how) {
+  auto request = std::make_shared<sent_request>();
   request->owner = owner_;
   request->module = module_;
   request->name = name_;
-  request->number = answer.id.number;
-  request->why = why;
-  request->why.asks = request->number;
-  request->waited = true;
-  request->contents = tensors;
-  for (uint32_t i = 0; i < tensors.size(); ++i) {
-    auto& x = reply.tensors[i];
-    auto held = x.what == remote_tensor::kind::held;
-    request->pushed.push_back(!held);
-    request->sizes.push_back(x.data.shape);
-    request->strides.push_back(x.data.strides);
-    if (i >= reply.named || (!held && x.what != remote_tensor::kind::data))
-      continue;
-    prediction::tensor what{static_cast<at::ScalarType>(x.data.dtype),
-                            x.requires_grad,
-                            static_cast<int64_t>(x.data.shape.size())};
-    auto value = std::make_shared<promised_value>(
-      ex_.rank(), request, i, result_name(owner_, answer.id, ex_.step(), i),
-      what, taken);
-    tensors[i] = make_promise(std::move(value), what.dtype, &x.data.shape);
-    ex_.add_promise(tensors[i]);
+  request->why = c.why;
+  request->arguments = promised_;
+  if (asked.expected) {
+    request->number = book_.next_request(ex_);
+    request->why.asks = request->number;
+    request->pushed.assign(asked.expected->tensors.size(), true);
+    for (auto i : *asked.left)
+      request->pushed.at(i) = false;
+    if (ex_.rank().records().foretells())
+      request->recorded = how.recorded;
   }
-  request->set();
-}
-
-call_result outgoing_call::wait(value args, waiting how) {
-  auto asked = make_request(std::move(args), false);
-  if (how.memo)
-    asked.held = how.memo->held;
-  auto c = make_call(asked);
-  c.memo = std::move(how.memo);
   c.released = book_.take_releases(owner_);
-  auto why = c.why;
-  auto answer = ex_.park(std::move(c));
-  auto reply = from_payload<forward_reply>(answer.body, "reply");
+  call_reply reply;
+  if (auto answer = smp::send(ex_, std::move(c), request)) {
+    reply = *std::move(answer);
+    remember(how.kind, reply);
+  } else {
+    reply.result = asked.expected->result;
+    reply.tensors = asked.expected->tensors;
+    reply.named = static_cast<uint32_t>(reply.tensors.size());
+  }
   if (reply.stateful)
     ex_.note_state();
-  auto tensors = take_results(reply);
-  remember(how.kind, reply, tensors);
-  if (reply.named > 0)
-    name_results(tensors, answer, reply, why, how.taken);
-  connect(tensors, asked.tensors, answer.id, reply);
+  auto tensors = take_results(reply, request, how.taken);
+  connect(tensors, asked.tensors, request, reply);
   for (auto [argument, content] : reply.written) {
     check_index(argument, arguments_.size(), "argument");
     check_index(content, tensors.size(), "content");
@@ -489,6 +394,43 @@ call_result outgoing_call::wait(value args, waiting how) {
   }
   return {std::move(reply.result), std::move(reply.changed),
           unpacker{std::move(tensors)}};
+}
+
+call_result outgoing_call::send(value args, const way& how) {
+  auto asked = make_request(std::move(args), how.plan.get());
+  return exchange(asked, make_call(asked, how), how);
+}
+
+std::optional<call_result> outgoing_call::repeat(value& args, const way& how) {
+  auto asked = make_request(std::move(args), how.plan.get());
+  auto c = make_call(asked, how);
+  if (same_call(*how.recorded, c))
+    return exchange(asked, std::move(c), how);
+  args = std::move(asked.arguments);
+  promised_.clear();
+  return std::nullopt;
+}
+
+/// @returns how to send a call of a known kind: its reply carries the results
+/// that the caller used the last time, and the rest stays at the owner. (One
+/// that waits has them all the first time.)
+std::shared_ptr<const call_plan> plan_of(const promise_book::memory& known) {
+  auto result = std::make_shared<call_plan>();
+  result->next = known.next;
+  if (!known.next) {
+    result->left = known.taken->left();
+    return result;
+  }
+  auto& left = result->left.emplace();
+  for (uint32_t i = 0; i < known.next->tensors.size(); ++i)
+    if (!known.taken || !known.taken->find(i).value_or(false))
+      left.push_back(i);
+  return result;
+}
+
+/// @returns how the call `x` of the replayed step was sent
+std::shared_ptr<const call_plan> plan_of(const recorded_call& x) {
+  return std::dynamic_pointer_cast<const call_plan>(x.memo);
 }
 
 } // namespace
@@ -519,28 +461,24 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
   if (attribute)
     ex.note_state();
   if (attribute || book.waits(*model->map, module, x))
-    return out.wait(std::move(all), {});
+    return out.send(std::move(all), {});
   // A replayed step needs no prediction: its record has the answer.
   auto recorded = book.recorded(ex);
   if (recorded && recorded->kind != call_kind::promise)
-    return out.wait(
-      std::move(all),
-      {.memo = std::dynamic_pointer_cast<const waiting_memo>(recorded->memo)});
+    return out.send(std::move(all), {.plan = plan_of(*recorded)});
   if (recorded)
-    if (auto result = out.repeat(all, recorded))
+    if (auto result = out.repeat(
+          all, {.plan = plan_of(*recorded), .recorded = recorded}))
       return std::move(*result);
   auto kind = kind_of_call(module, x, all, in.tensors());
   auto known = book.find(kind, ex.requests());
   if (!known)
-    return out.wait(std::move(all), {.kind = std::move(kind)});
-  if (known->next)
-    return out.promise(std::move(all), *known);
+    return out.send(std::move(all), {.kind = std::move(kind)});
   // Code invisible to smp may write to tensors that it returned.
-  if (!model->map->order().unseen().empty())
-    return out.wait(std::move(all), {});
-  auto memo = std::make_shared<waiting_memo>();
-  memo->held = known->taken->left();
-  return out.wait(std::move(all), {.memo = memo, .taken = known->taken});
+  if (!known->next && !model->map->order().unseen().empty())
+    return out.send(std::move(all), {});
+  return out.send(std::move(all),
+                  {.plan = plan_of(*known), .taken = known->taken});
 }
 
 bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -556,17 +494,17 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   auto alpha = stack[n - 1].toScalar();
   // Operands that are already here are added here at no cost.
   if (!a || !b || !ex || a->here() || b->here()
-      || a->id().owner != b->id().owner || a->what().dtype != b->what().dtype
+      || a->id().owner != b->id().owner || a->dtype() != b->dtype()
       || !alpha.isIntegral(false) || alpha.toLong() != 1)
     return false;
   auto model = ex->rank().model();
   auto next = std::make_shared<prediction>();
   next->result = value::tensor(0);
-  next->tensors.push_back(
-    {a->what().dtype,
-     at::GradMode::is_enabled()
-       && (xs[0].requires_grad() || xs[1].requires_grad()),
-     std::max(a->what().dim, b->what().dim)});
+  next->tensors.push_back(remote_tensor::foretold(
+    a->dtype(),
+    at::GradMode::is_enabled()
+      && (xs[0].requires_grad() || xs[1].requires_grad()),
+    std::max(a->dim(), b->dim())));
   call_target target;
   target.kind = request_kind::add;
   std::vector<value> args{value::tensor(0), value::tensor(1)};
@@ -578,11 +516,14 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
                     target, xs};
   auto all = value::tuple(std::move(args));
   auto recorded = model->promises->recorded(*ex);
-  auto repeated = recorded ? out.repeat(all, recorded) : std::nullopt;
-  auto result = repeated ? std::move(*repeated)
-                         : out.promise(std::move(all), {next, {}});
+  std::optional<call_result> result;
+  if (recorded && recorded->kind == call_kind::promise)
+    result = out.repeat(all,
+                        {.plan = plan_of(*recorded), .recorded = recorded});
+  if (!result)
+    result = out.send(std::move(all), {.plan = plan_of({next, {}})});
   torch::jit::drop(stack, 3);
-  stack.emplace_back(result.tensors.tensor(0));
+  stack.emplace_back(result->tensors.tensor(0));
   return true;
 }
 

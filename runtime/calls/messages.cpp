@@ -9,32 +9,42 @@ namespace smp {
 remote_tensor remote_tensor::of(const at::Tensor& x, bool snapshot) {
   if (!x.defined())
     return {};
-  return {kind::data, x.requires_grad(), to_tensor_ref(x, snapshot), 0, {}};
+  return {kind::data, x.requires_grad(), to_tensor_ref(x, snapshot), 0, {}, {}};
 }
 
 remote_tensor remote_tensor::of(object_id x) {
-  return {kind::object, false, {}, 0, x};
+  return {kind::object, false, {}, 0, x, {}};
 }
 
 remote_tensor remote_tensor::argument(uint32_t index) {
-  return {kind::argument, false, {}, index, {}};
+  return {kind::argument, false, {}, index, {}, {}};
 }
 
 remote_tensor remote_tensor::parameter(uint32_t index, bool requires_grad) {
-  return {kind::parameter, requires_grad, {}, index, {}};
+  return {kind::parameter, requires_grad, {}, index, {}, {}};
 }
 
 remote_tensor remote_tensor::needed(uint32_t index, bool requires_grad) {
-  return {kind::needed, requires_grad, {}, index, {}};
+  return {kind::needed, requires_grad, {}, index, {}, {}};
 }
 
 remote_tensor remote_tensor::held(const at::Tensor& x) {
   remote_tensor result;
   result.what = kind::held;
   result.requires_grad = x.requires_grad();
-  result.data.dtype = static_cast<uint8_t>(x.scalar_type());
-  result.data.shape = x.sizes().vec();
-  result.data.strides = dense_strides(x);
+  result.meta.dtype = static_cast<uint8_t>(x.scalar_type());
+  result.meta.shape = x.sizes().vec();
+  result.meta.strides = dense_strides(x);
+  return result;
+}
+
+remote_tensor remote_tensor::foretold(at::ScalarType dtype, bool requires_grad,
+                                      size_t dim) {
+  remote_tensor result;
+  result.what = kind::held;
+  result.requires_grad = requires_grad;
+  result.meta.dtype = static_cast<uint8_t>(dtype);
+  result.meta.shape.assign(dim, -1);
   return result;
 }
 

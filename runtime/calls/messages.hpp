@@ -37,7 +37,7 @@ struct remote_tensor {
     parameter, // `index` in the walk of the model; stays with its owner
     object,    // in the result of a step: `object` in its owner's store
     needed,    // the `index`-th of the results that the request needs
-    held,      // in a reply: metadata as in `data`, no content
+    held,      // `meta`; the content stays at the owner, who has it by name
   };
 
   kind what = kind::undefined;
@@ -45,6 +45,7 @@ struct remote_tensor {
   tensor_ref data;
   uint32_t index = 0;
   object_id object;
+  tensor_meta meta;
 
   /// Makes an entry that carries `x`; of kind undefined if `x` is undefined.
   /// @param snapshot copy the bytes, see `to_tensor_ref`
@@ -61,9 +62,18 @@ struct remote_tensor {
   /// Carries only dtype, sizes and strides of `x`; receivers fetch it by name.
   static remote_tensor held(const at::Tensor& x);
 
+  /// A result of which only this is known before the call has run.
+  static remote_tensor foretold(at::ScalarType dtype, bool requires_grad,
+                                size_t dim);
+
   /// True unless the receiver already has the tensor.
   bool travels() const noexcept {
     return what == kind::data || what == kind::needed || what == kind::held;
+  }
+
+  /// @returns what an entry of kind data or held says of its tensor.
+  const tensor_meta& about() const noexcept {
+    return what == kind::data ? data : meta;
   }
 
   /// @returns the tensor of an entry of kind data.
@@ -75,8 +85,23 @@ constexpr remote_tensor::kind last_of(remote_tensor::kind) noexcept {
   return remote_tensor::kind::held;
 }
 
-inline bool are_sizes(const std::vector<int64_t>& x) {
-  return std::none_of(x.begin(), x.end(), [](auto y) { return y < 0; });
+template <class Inspector>
+bool inspect(Inspector& f, tensor_meta& x) {
+  return f.object(x).fields(
+    f.field(
+      "dtype", [&x] { return x.dtype; },
+      [&x](uint8_t y) {
+        x.dtype = y;
+        return y < c10::NumScalarTypes;
+      }),
+    f.field(
+      "sizes", [&x]() -> const auto& { return x.shape; },
+      [&x](std::vector<int64_t> y) {
+        x.shape = std::move(y);
+        return std::none_of(x.shape.begin(), x.shape.end(),
+                            [](auto n) { return n < -1; });
+      }),
+    strides_field(f, x));
 }
 
 template <class Inspector>
@@ -97,20 +122,7 @@ bool inspect(Inspector& f, remote_tensor& x) {
     case remote_tensor::kind::object:
       return object.fields(f.field("object", x.object));
     case remote_tensor::kind::held:
-      return object.fields(
-        f.field(
-          "dtype", [&x] { return x.data.dtype; },
-          [&x](uint8_t y) {
-            x.data.dtype = y;
-            return y < c10::NumScalarTypes;
-          }),
-        f.field(
-          "sizes", [&x]() -> const auto& { return x.data.shape; },
-          [&x](std::vector<int64_t> y) {
-            x.data.shape = std::move(y);
-            return are_sizes(x.data.shape);
-          }),
-        strides_field(f, x.data));
+      return object.fields(f.field("meta", x.meta));
   }
   return false;
 }
@@ -156,34 +168,16 @@ request_head read_head(const payload& x);
 
 // -- calls --------------------------------------------------------------------
 
-/// The results with which the caller of a promise continued, as an earlier call
-/// of the same kind returned them.
-struct expected_results {
-  struct tensor {
-    c10::ScalarType dtype = c10::ScalarType::Float;
-    bool requires_grad = false;
-    /// The reply also carries its content.
-    bool push = false;
-  };
-
+/// What a call will return, as far as earlier calls of its kind told (R38).
+struct prediction {
+  /// A tensor or a tuple of tensors.
   value result;
-  std::vector<tensor> tensors;
+  /// See `remote_tensor::foretold`.
+  remote_tensors tensors;
 };
 
 template <class Inspector>
-bool inspect(Inspector& f, expected_results::tensor& x) {
-  auto get = [&x] { return static_cast<uint8_t>(x.dtype); };
-  auto set = [&x](uint8_t y) {
-    x.dtype = static_cast<c10::ScalarType>(y);
-    return y < c10::NumScalarTypes;
-  };
-  return f.object(x).fields(f.field("dtype", get, set),
-                            f.field("requires_grad", x.requires_grad),
-                            f.field("push", x.push));
-}
-
-template <class Inspector>
-bool inspect(Inspector& f, expected_results& x) {
+bool inspect(Inspector& f, prediction& x) {
   return f.object(x).fields(f.field("result", x.result),
                             f.field("tensors", x.tensors));
 }
@@ -203,12 +197,11 @@ struct forward_request {
   /// A tuple; refers to `tensors` by position.
   value arguments;
   remote_tensors tensors;
-  /// The caller waits but may pass results on by name: the owner keeps them,
-  /// and the reply carries the content of all results except those at these
-  /// positions.
-  std::optional<std::vector<uint32_t>> held;
-  /// The caller does not wait.
-  std::optional<expected_results> promised;
+  /// The owner keeps the results by name, as the caller may pass them on so;
+  /// the reply carries the contents of all except those at these positions.
+  std::optional<std::vector<uint32_t>> left;
+  /// The results with which the caller goes on; absent: it waits.
+  std::optional<prediction> expected;
 };
 
 template <class Inspector>
@@ -218,22 +211,24 @@ bool inspect(Inspector& f, forward_request& x) {
     f.field("training", x.training), f.field("invoker", x.invoker),
     f.field("name", x.name), f.field("numbers", x.numbers),
     f.field("pass", x.pass), f.field("arguments", x.arguments),
-    f.field("tensors", x.tensors), f.field("held", x.held),
-    f.field("promised", x.promised));
+    f.field("tensors", x.tensors), f.field("left", x.left),
+    f.field("expected", x.expected));
 }
 
-/// The reply to a call that the caller waits for.
-struct forward_reply {
+/// The reply to every call, forward and backward, whether its caller waits or
+/// went on: then it tells what the caller did not know.
+struct call_reply {
   /// A tensor argument that the module wrote into (R12).
   struct written_argument {
     uint32_t argument = 0;
     uint32_t content = 0; // in `tensors`
   };
 
-  /// Names `tensors` by position.
+  /// Names `tensors` by position. Absent if the caller foresaw it.
   value result;
   /// Changed non-tensor arguments: position and new content.
   std::vector<std::pair<uint32_t, value>> changed;
+  /// Results, or gradients by `backward_request::wanted`.
   remote_tensors tensors;
   /// The number of `tensors` that their owner also serves by name.
   uint32_t named = 0;
@@ -245,13 +240,13 @@ struct forward_reply {
 };
 
 template <class Inspector>
-bool inspect(Inspector& f, forward_reply::written_argument& x) {
+bool inspect(Inspector& f, call_reply::written_argument& x) {
   return f.object(x).fields(f.field("argument", x.argument),
                             f.field("content", x.content));
 }
 
 template <class Inspector>
-bool inspect(Inspector& f, forward_reply& x) {
+bool inspect(Inspector& f, call_reply& x) {
   return f.object(x).fields(
     f.field("result", x.result), f.field("changed", x.changed),
     f.field("tensors", x.tensors), f.field("named", x.named),
@@ -259,47 +254,9 @@ bool inspect(Inspector& f, forward_reply& x) {
     f.field("reaches", x.reaches));
 }
 
-/// The facts that a promise left open, forward or backward.
-struct promise_reply {
-  /// By output; empty for gradients, whose sizes the caller knows.
-  std::vector<std::vector<int64_t>> sizes;
-  /// By output, in the form of `tensor_ref`; nullopt: all are row-major.
-  std::optional<std::vector<std::vector<int64_t>>> strides;
-  reached_positions reaches;
-  /// The contents of the results that the request asked for.
-  std::vector<tensor_ref> contents;
-};
-
-template <class Inspector>
-bool inspect(Inspector& f, promise_reply& x) {
-  auto get = [&x]() -> const auto& {
-    return x.sizes;
-  };
-  auto set = [&x](std::vector<std::vector<int64_t>> y) {
-    x.sizes = std::move(y);
-    return std::all_of(x.sizes.begin(), x.sizes.end(), are_sizes);
-  };
-  auto get_strides = [&x]() -> const auto& {
-    return x.strides;
-  };
-  auto set_strides = [&x](std::optional<std::vector<std::vector<int64_t>>> y) {
-    x.strides = std::move(y);
-    return !x.strides
-           || std::equal(x.strides->begin(), x.strides->end(), x.sizes.begin(),
-                         x.sizes.end(), [](auto& strides, auto& sizes) {
-                           return strides.empty()
-                                  || are_strides(strides, sizes);
-                         });
-  };
-  return f.object(x).fields(
-    f.field("sizes", get, set), f.field("strides", get_strides, set_strides),
-    f.field("reaches", x.reaches), f.field("contents", x.contents));
-}
-
 // -- backward -----------------------------------------------------------------
 
-/// Runs the backward of a call. The reply is a `backward_reply`, or a
-/// `promise_reply` if the backward was promised.
+/// Runs the backward of a call.
 struct backward_request {
   struct wanted_gradient {
     uint32_t argument = 0;
@@ -315,7 +272,7 @@ struct backward_request {
   /// By output of the call.
   remote_tensors gradients;
   std::vector<wanted_gradient> wanted;
-  /// The caller does not wait.
+  /// The caller does not wait: it goes on with each gradient that it wants.
   bool promised = false;
 };
 
@@ -332,16 +289,6 @@ bool inspect(Inspector& f, backward_request& x) {
     f.field("origin", x.origin), f.field("call", x.call),
     f.field("keep_graph", x.keep_graph), f.field("gradients", x.gradients),
     f.field("wanted", x.wanted), f.field("promised", x.promised));
-}
-
-struct backward_reply {
-  /// By wanted gradient.
-  remote_tensors gradients;
-};
-
-template <class Inspector>
-bool inspect(Inspector& f, backward_reply& x) {
-  return f.object(x).fields(f.field("gradients", x.gradients));
 }
 
 // -- parameters and buffers ---------------------------------------------------

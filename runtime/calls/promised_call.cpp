@@ -37,17 +37,19 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
   ex->park(std::move(c));
 }
 
-/// @returns the reply to `x` in the replayed step, without contents.
-promise_reply answer_in(const recorded_call& x) {
-  auto& form = x.answered;
-  payload answer{form.bytes, std::vector<tensor_ref>(form.tensors.size())};
-  return from_payload<promise_reply>(answer, "recorded reply");
+/// @returns what the reply to `x` told of a result in the replayed step.
+tensor_meta foretold(const recorded_call& x, uint32_t result) {
+  payload answer{x.answered.bytes, {}};
+  for (auto& y : x.answered.tensors)
+    static_cast<tensor_meta&>(answer.tensors.emplace_back()) = y;
+  auto reply = from_payload<call_reply>(answer, "recorded reply");
+  return reply.tensors.at(result).about();
 }
 
 /// The reply to `x` has arrived: its node learns the shapes of its gradients.
-void complete_node(const promised_request& x) {
+void complete_node(const sent_request& x) {
   if (auto node = std::dynamic_pointer_cast<backward_node>(x.node.lock()))
-    node->set_shapes(x.sizes);
+    node->set_shapes(x.results);
 }
 
 } // namespace
@@ -77,38 +79,50 @@ std::vector<uint32_t> taken_results::left() const {
 
 // -- requests and values ------------------------------------------------------
 
-void promised_request::take(promise_reply x) {
-  auto n = std::count(pushed.begin(), pushed.end(), true);
-  if (x.contents.size() != static_cast<size_t>(n))
-    throw error{error_code::protocol,
-                "answer of '" + name + "': " + std::to_string(x.contents.size())
-                  + " results instead of " + std::to_string(n)};
-  if (auto wanted = tells_sizes ? pushed.size() : 0; x.sizes.size() != wanted)
-    throw error{error_code::protocol, "answer of '" + name + "': sizes of "
-                                        + std::to_string(x.sizes.size())
-                                        + " results instead of "
-                                        + std::to_string(wanted)};
-  sizes = std::move(x.sizes);
-  strides.resize(sizes.size());
-  if (x.strides)
-    strides = std::move(*x.strides);
-  reaches = std::move(x.reaches);
+void sent_request::take(call_reply x) {
+  auto refuse = [this](const std::string& what) {
+    throw error{error_code::protocol, "answer of '" + name + "': " + what};
+  };
+  if (waited && pushed.empty())
+    pushed.resize(x.tensors.size());
+  if (x.tensors.size() != pushed.size())
+    refuse(std::to_string(x.tensors.size()) + " results instead of "
+           + std::to_string(pushed.size()));
   contents.resize(pushed.size());
-  auto next = x.contents.begin();
-  for (size_t i = 0; i < pushed.size(); ++i)
-    if (pushed[i])
-      contents[i] = to_tensor(*next++);
+  for (size_t i = 0; i < pushed.size(); ++i) {
+    auto& y = x.tensors[i];
+    auto& meta = results.emplace_back(y.about());
+    auto carried = y.what == remote_tensor::kind::data;
+    if (waited && y.what == remote_tensor::kind::held && i >= x.named)
+      refuse("name of result " + std::to_string(i) + " does not exist");
+    else if (waited)
+      pushed[i] = carried;
+    else if (y.what != remote_tensor::kind::held && !carried)
+      refuse("result " + std::to_string(i) + " is missing");
+    else if (carried != pushed[i])
+      refuse("result " + std::to_string(i)
+             + (carried ? " comes unasked" : " does not come"));
+    if (std::ranges::any_of(meta.shape, [](auto n) { return n < 0; }))
+      refuse("result " + std::to_string(i) + " has no sizes");
+    if (carried)
+      contents[i] = y.tensor();
+  }
+  reaches = std::move(x.reaches);
 }
 
-promised_value::promised_value(const rank_context& rank,
-                               promised_request_ptr from, uint32_t output,
-                               object_id id, prediction::tensor what,
+void sent_request::forget(size_t result) {
+  if (done() && result < contents.size())
+    contents[result].reset();
+}
+
+promised_value::promised_value(const rank_context& rank, sent_request_ptr from,
+                               uint32_t output, object_id id, tensor_meta what,
                                taken_results_ptr taken)
   : rank_(rank.weak_from_this()),
     request_(std::move(from)),
     output_(output),
     id_(id),
-    what_(what),
+    what_(std::move(what)),
     taken_(std::move(taken)) {
   told_.insert(id.owner);
 }
@@ -120,6 +134,7 @@ promised_value::~promised_value() {
   if (auto here = model())
     for (auto x : told_)
       here->promises->release(x, id_);
+  request_->forget(output_);
 }
 
 /// @returns the model, or null if the step that made this is over.
@@ -144,21 +159,19 @@ void promised_value::tell(rank_id x) {
 
 std::vector<int64_t> promised_value::sizes() {
   if (request_->recorded && !request_->done())
-    return answer_in(*request_->recorded).sizes.at(output_);
+    return foretold(*request_->recorded, output_).shape;
   await(request_);
   complete_node(*request_);
-  return request_->sizes.at(output_);
+  return request_->results.at(output_).shape;
 }
 
 std::optional<std::vector<int64_t>> promised_value::strides() {
-  if (request_->recorded && !request_->done()) {
-    auto all = answer_in(*request_->recorded).strides;
-    return all ? all->at(output_) : std::vector<int64_t>{};
-  }
-  // Replies carry none for a gradient, which has the sizes of its tensor.
-  if (!request_->done() || output_ >= request_->strides.size())
+  if (request_->recorded && !request_->done())
+    return foretold(*request_->recorded, output_).strides;
+  // The sizes of a gradient are known before its strides.
+  if (!request_->done())
     return std::nullopt;
-  return request_->strides[output_];
+  return request_->results.at(output_).strides;
 }
 
 completion_ptr promised_value::content() {
@@ -289,7 +302,7 @@ bool foretells(const prediction& x, const prediction& y) {
   return x.result == y.result
          && std::equal(x.tensors.begin(), x.tensors.end(), y.tensors.begin(),
                        y.tensors.end(), [](auto& s, auto& t) {
-                         return s.dtype == t.dtype
+                         return s.meta.dtype == t.meta.dtype
                                 && s.requires_grad == t.requires_grad;
                        });
 }
@@ -409,8 +422,8 @@ std::string kind_of_call(module_id module, const call_target& x,
   out.put(masked);
   for (auto& t : tensors) {
     auto p = promised_value_of(t);
-    out.u8(static_cast<uint8_t>(p ? p->what().dtype : t.scalar_type()));
-    out.i64(p ? p->what().dim : t.dim());
+    out.u8(static_cast<uint8_t>(p ? p->dtype() : t.scalar_type()));
+    out.i64(p ? static_cast<int64_t>(p->dim()) : t.dim());
     out.put(t.requires_grad());
   }
   auto bytes = out.take();
@@ -419,7 +432,19 @@ std::string kind_of_call(module_id module, const call_target& x,
 
 // -- sending ------------------------------------------------------------------
 
-void send_promise(running_call& ex, call c, const promised_request_ptr& x) {
+std::optional<call_reply> send(running_call& ex, call c,
+                               const sent_request_ptr& x) {
+  if (c.kind == call_kind::remote) {
+    x->waited = true;
+    auto answer = ex.park(std::move(c));
+    x->number = answer.id.number;
+    x->why.asks = x->number;
+    x->arguments.clear();
+    auto reply = from_payload<call_reply>(answer.body, "reply");
+    x->take(reply);
+    x->set();
+    return reply;
+  }
   c.number = x->number;
   c.why = x->why;
   auto answer = std::make_shared<awaited<response>>();
@@ -429,7 +454,7 @@ void send_promise(running_call& ex, call c, const promised_request_ptr& x) {
     x->arguments.clear();
     if (!why) {
       try {
-        x->take(from_payload<promise_reply>(
+        x->take(from_payload<call_reply>(
           awaited<response>::peek(answer, {}).body, "reply"));
       } catch (const error& e) {
         why = e.cause();
@@ -448,6 +473,7 @@ void send_promise(running_call& ex, call c, const promised_request_ptr& x) {
   auto& records = ex.rank().records();
   if (records.fixed_order() && records.note().recorded)
     waiter::current().wait(x, x->why);
+  return std::nullopt;
 }
 
 void fence(running_call& ex) {

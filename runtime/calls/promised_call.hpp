@@ -52,38 +52,22 @@ private:
 /// Null if not tracked.
 using taken_results_ptr = std::shared_ptr<taken_results>;
 
-/// The part of a call's result that must be known before the next one has run.
-struct prediction {
-  struct tensor {
-    at::ScalarType dtype = at::kFloat;
-    bool requires_grad = false;
-    int64_t dim = 0;
-  };
-
-  /// A tensor or a tuple of tensors.
-  value result;
-  std::vector<tensor> tensors;
-};
-
 using prediction_ptr = std::shared_ptr<const prediction>;
 
-/// How a promise was sent: a replay of the step sends it the same way.
-struct promise_memo : call_memo {
+/// How a call is sent, given what its caller knows: a replay of the step sends
+/// it the same way.
+struct call_plan : call_memo {
+  /// What the caller goes on with; null: it waits.
   prediction_ptr next;
-  std::vector<bool> push; // by output
-};
-
-/// How a call was sent whose caller waited and whose results have names: see
-/// `forward_request::held`.
-struct waiting_memo : call_memo {
-  std::vector<uint32_t> held;
+  /// See `forward_request::left`.
+  std::optional<std::vector<uint32_t>> left;
 };
 
 class promised_value;
 
-/// A request whose results may still be at their owner. Completes when its
-/// reply arrives.
-class promised_request : public completion {
+/// A request, and what its reply told: some of its results may still be at
+/// their owner. Completes when the reply arrives.
+class sent_request : public completion {
 public:
   rank_id owner;
   module_id module;
@@ -94,25 +78,25 @@ public:
   /// Its caller waited for the reply: nothing in it depends on timing.
   bool waited = false;
 
-  /// The reply gives the sizes of results; those of gradients are known.
-  bool tells_sizes = false;
-
-  /// By output, once done: sizes, strides in the form of `tensor_ref`, and the
-  /// arguments that a gradient of the output reaches.
-  std::vector<std::vector<int64_t>> sizes;
-  std::vector<std::vector<int64_t>> strides;
-  reached_positions reaches;
-
-  /// By output: the reply carries its content because the caller needs it
+  /// By result: the reply carries its content because the caller needs it
   /// anyway: a fetch would cost two more messages.
   std::vector<bool> pushed;
 
-  /// By output, once done: the contents that the reply carried.
+  /// By result, once done.
+  std::vector<tensor_meta> results;
+
+  /// By result, once done: the contents that the reply carried.
   std::vector<at::Tensor> contents;
 
-  /// Stores the contents of the reply. @throws error (protocol) if it does not
-  /// match the request
-  void take(promise_reply x);
+  /// By result, once done: the arguments that a gradient of it reaches.
+  reached_positions reaches;
+
+  /// Stores what the reply tells of the results. @throws error (protocol) if it
+  /// does not match the request
+  void take(call_reply x);
+
+  /// The content of a result that nobody reads is not kept.
+  void forget(size_t result);
 
   /// This call in the replayed step, if that record already gives the sizes.
   std::shared_ptr<const recorded_call> recorded;
@@ -124,13 +108,13 @@ public:
   std::weak_ptr<torch::autograd::Node> node;
 };
 
-using promised_request_ptr = std::shared_ptr<promised_request>;
+using sent_request_ptr = std::shared_ptr<sent_request>;
 
 /// One result of such a request, or one gradient.
 class promised_value : public promise_source {
 public:
-  promised_value(const rank_context& rank, promised_request_ptr from,
-                 uint32_t output, object_id id, prediction::tensor what,
+  promised_value(const rank_context& rank, sent_request_ptr from,
+                 uint32_t output, object_id id, tensor_meta what,
                  taken_results_ptr taken = {});
 
   /// Tells the ranks that know of the result that they can drop it.
@@ -157,7 +141,7 @@ public:
     return id_;
   }
 
-  const promised_request_ptr& request() const noexcept {
+  const sent_request_ptr& request() const noexcept {
     return request_;
   }
 
@@ -165,8 +149,12 @@ public:
     return output_;
   }
 
-  const prediction::tensor& what() const noexcept {
-    return what_;
+  at::ScalarType dtype() const noexcept {
+    return static_cast<at::ScalarType>(what_.dtype);
+  }
+
+  size_t dim() const noexcept {
+    return what_.shape.size();
   }
 
   /// The content arrived before the caller continued.
@@ -183,10 +171,10 @@ private:
   void await(const completion_ptr& x) const;
 
   std::weak_ptr<const rank_context> rank_;
-  promised_request_ptr request_;
+  sent_request_ptr request_;
   uint32_t output_;
   object_id id_;
-  prediction::tensor what_;
+  tensor_meta what_;
   taken_results_ptr taken_;
   std::mutex mutex_;
   completion_ptr content_;
@@ -325,9 +313,11 @@ std::string kind_of_call(module_id module, const call_target& x,
                          const value& args,
                          const std::vector<at::Tensor>& tensors);
 
-/// Sends `c`, a `promise_call`, for `ex`, which does not wait.
+/// Sends `c` for `ex`, which waits for the reply unless `c` is a promise.
 /// @param x its `arguments` are those that `c` names
-void send_promise(running_call& ex, call c, const promised_request_ptr& x);
+/// @returns the reply if `ex` waited for it
+std::optional<call_reply> send(running_call& ex, call c,
+                               const sent_request_ptr& x);
 
 /// Waits for the replies to all requests that `ex` sent (R39), and completes
 /// the autograd nodes of its calls. @throws error with the first cause

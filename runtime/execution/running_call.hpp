@@ -17,7 +17,7 @@
 
 namespace smp {
 
-class promised_request;
+class sent_request;
 class rank_context;
 
 /// The unit of work that a thread executes: a microbatch of the step body, or a
@@ -78,11 +78,11 @@ public:
   }
 
   /// Records `x`, which was sent and not awaited.
-  void add_outstanding(std::shared_ptr<promised_request> x) {
+  void add_outstanding(std::shared_ptr<sent_request> x) {
     outstanding_.push_back(std::move(x));
   }
 
-  std::vector<std::shared_ptr<promised_request>> take_outstanding() {
+  std::vector<std::shared_ptr<sent_request>> take_outstanding() {
     return std::exchange(outstanding_, {});
   }
 
@@ -309,7 +309,7 @@ private:
   uint64_t turn_ = 0;
   bool is_root_ = false;
   uint32_t requests_ = 0;
-  std::vector<std::shared_ptr<promised_request>> outstanding_;
+  std::vector<std::shared_ptr<sent_request>> outstanding_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> promises_;
   call_streams streams_;
   call_states states_;

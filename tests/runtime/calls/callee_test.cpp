@@ -44,6 +44,12 @@ backward_request backward_of(uint64_t number, const at::Tensor& gradient) {
   return result;
 }
 
+/// What the caller of a promise expects.
+prediction one_tensor(bool requires_grad) {
+  return {value::tensor(0),
+          {remote_tensor::foretold(c10::kFloat, requires_grad, 1)}};
+}
+
 /// The number that requests have in the step of `lone_rank`.
 uint64_t numbered(uint32_t call) {
   return request_number(step_id{1}, call);
@@ -66,7 +72,7 @@ TEST_CASE("a call is answered with its results", "[runtime][callee]") {
   asked.head.last = 4;
   asked.training = false;
   asked.invoker = 77;
-  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  auto reply = from_payload<call_reply>(rank.serve(asked), "reply");
   CHECK(rank.wanted.kind == request_kind::range);
   CHECK(rank.wanted.first == 2);
   CHECK(rank.wanted.last == 4);
@@ -90,8 +96,8 @@ TEST_CASE("a result that is an argument or a parameter does not travel",
     x.add_(1);
     return put_value(out, std::vector<at::Tensor>{x, rank.model.mine->weight});
   });
-  auto reply = from_payload<forward_reply>(rank.serve(tripled(at::ones({2}))),
-                                           "reply");
+  auto reply = from_payload<call_reply>(rank.serve(tripled(at::ones({2}))),
+                                        "reply");
   REQUIRE(reply.tensors.size() == 3);
   CHECK(reply.tensors[0].what == remote_tensor::kind::argument);
   CHECK(reply.tensors[0].index == 0);
@@ -110,9 +116,9 @@ TEST_CASE("results stay under their names, and those to be held do not travel",
   set_tripling(rank);
   auto asked = tripled(at::ones({2}));
   auto held = GENERATE(std::vector<uint32_t>{}, std::vector<uint32_t>{0});
-  asked.held = held;
-  auto reply = from_payload<forward_reply>(rank.serve(asked, numbered(5)),
-                                           "reply");
+  asked.left = held;
+  auto reply = from_payload<call_reply>(rank.serve(asked, numbered(5)),
+                                        "reply");
   CHECK(reply.named == 1);
   REQUIRE(reply.tensors.size() == 1);
   auto& x = reply.tensors[0];
@@ -120,8 +126,8 @@ TEST_CASE("results stay under their names, and those to be held do not travel",
     CHECK(at::equal(x.tensor(), at::full({2}, 3.0)));
   } else {
     REQUIRE(x.what == remote_tensor::kind::held);
-    CHECK(x.data.shape == std::vector<int64_t>{2});
-    CHECK(x.data.dtype == static_cast<uint8_t>(at::kFloat));
+    CHECK(x.meta.shape == std::vector<int64_t>{2});
+    CHECK(x.meta.dtype == static_cast<uint8_t>(at::kFloat));
   }
   auto kept = rank.objects().find(result_of(5));
   REQUIRE(kept);
@@ -137,7 +143,7 @@ TEST_CASE("a call draws from the stream that its path gives, wherever it runs",
   auto asked = tripled(at::ones({2}));
   asked.numbers.path = 42;
   auto before = random_stream::of_default();
-  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  auto reply = from_payload<call_reply>(rank.serve(asked), "reply");
   CHECK(random_stream::of_default() == before);
   auto expected = random_stream::derived(call_seed(0, 42));
   expected.swap_with_default();
@@ -152,15 +158,15 @@ TEST_CASE("backward answers with the gradients that are wanted, once",
   lone_rank rank;
   set_tripling(rank);
   auto asked = tripled(with_grad(at::ones({2})));
-  auto reply = from_payload<forward_reply>(rank.serve(asked, numbered(5)),
-                                           "reply");
+  auto reply = from_payload<call_reply>(rank.serve(asked, numbered(5)),
+                                        "reply");
   CHECK(reply.tensors.at(0).requires_grad);
   CHECK(rank.calls().size() == 1);
   auto back = backward_of(5, at::full({2}, 10.0));
-  auto answer = from_payload<backward_reply>(rank.serve(back, numbered(6)),
-                                             "reply");
-  REQUIRE(answer.gradients.size() == 1);
-  CHECK(at::equal(answer.gradients[0].tensor(), at::full({2}, 30.0)));
+  auto answer = from_payload<call_reply>(rank.serve(back, numbered(6)),
+                                         "reply");
+  REQUIRE(answer.tensors.size() == 1);
+  CHECK(at::equal(answer.tensors[0].tensor(), at::full({2}, 30.0)));
   CHECK_THAT(failure_of([&] { rank.serve(back, numbered(7)); }).text,
              ContainsSubstring("backward a second time through 'mine'"));
 }
@@ -170,14 +176,13 @@ TEST_CASE("a promise is kept under the names of its caller",
   lone_rank rank{true};
   set_tripling(rank);
   auto asked = tripled(with_grad(at::ones({2})));
-  asked.promised = expected_results{value::tensor(0),
-                                    {{c10::kFloat, true, true}}};
-  auto reply = from_payload<promise_reply>(rank.serve(asked, numbered(5)),
-                                           "reply");
-  CHECK((reply.sizes == std::vector<std::vector<int64_t>>{{2}}));
+  asked.expected = one_tensor(true);
+  asked.left.emplace();
+  auto reply = from_payload<call_reply>(rank.serve(asked, numbered(5)),
+                                        "reply");
   CHECK((reply.reaches == reached_positions{{0}}));
-  REQUIRE(reply.contents.size() == 1);
-  CHECK(at::equal(to_tensor(reply.contents[0]), at::full({2}, 3.0)));
+  REQUIRE(reply.tensors.size() == 1);
+  CHECK(at::equal(reply.tensors[0].tensor(), at::full({2}, 3.0)));
   auto held = rank.objects().find(result_of(5));
   REQUIRE(held);
   CHECK(at::equal(*held, at::full({2}, 3.0)));
@@ -185,9 +190,11 @@ TEST_CASE("a promise is kept under the names of its caller",
   auto back = backward_of(5, at::full({2}, 10.0));
   back.promised = true;
   back.wanted = {{0, false}};
-  auto answer = from_payload<promise_reply>(rank.serve(back, numbered(6)),
-                                            "reply");
-  CHECK(answer.contents.empty());
+  auto answer = from_payload<call_reply>(rank.serve(back, numbered(6)),
+                                         "reply");
+  REQUIRE(answer.tensors.size() == 1);
+  CHECK(answer.tensors[0].what == remote_tensor::kind::held);
+  CHECK(answer.tensors[0].meta.shape == std::vector<int64_t>{2});
   auto gradient = rank.objects().find(result_of(6));
   REQUIRE(gradient);
   CHECK(at::equal(*gradient, at::full({2}, 30.0)));
@@ -206,7 +213,7 @@ TEST_CASE("arguments, results and gradients keep the order of their axes",
   auto x = at::arange(6.0).view({2, 3}).t(); // [3, 2]
   auto asked = tripled(with_grad(x.detach()));
   auto ask = [&](uint32_t call) { return rank.serve(asked, numbered(call)); };
-  auto got = from_payload<forward_reply>(ask(5), "reply").tensors.at(0);
+  auto got = from_payload<call_reply>(ask(5), "reply").tensors.at(0);
   CHECK(seen == strides{1, 3});
   CHECK(got.tensor().strides() == at::IntArrayRef({1, 3}));
   CHECK(at::equal(got.tensor(), x * 3));
@@ -214,34 +221,33 @@ TEST_CASE("arguments, results and gradients keep the order of their axes",
   for (auto& gradient : {at::ones({3, 2}), at::ones({2, 3}).t()}) {
     auto back = backward_of(5, gradient);
     back.keep_graph = true;
-    auto answer = from_payload<backward_reply>(rank.serve(back, numbered(6)),
-                                               "reply");
-    auto y = answer.gradients.at(0).tensor();
+    auto answer = from_payload<call_reply>(rank.serve(back, numbered(6)),
+                                           "reply");
+    auto y = answer.tensors.at(0).tensor();
     CHECK(y.strides() == gradient.strides());
     CHECK(at::equal(y, at::full({3, 2}, 3.0)));
   }
-  asked.held = std::vector<uint32_t>{0};
-  got = from_payload<forward_reply>(ask(7), "reply").tensors.at(0);
+  asked.left = std::vector<uint32_t>{0};
+  got = from_payload<call_reply>(ask(7), "reply").tensors.at(0);
   REQUIRE(got.what == remote_tensor::kind::held);
-  CHECK(got.data.strides == strides{1, 3});
-  asked.held.reset();
-  asked.promised = expected_results{value::tensor(0),
-                                    {{c10::kFloat, true, true}}};
-  auto reply = from_payload<promise_reply>(ask(8), "reply");
-  CHECK((reply.strides == std::vector<strides>{{1, 3}}));
-  CHECK(to_tensor(reply.contents.at(0)).strides() == at::IntArrayRef({1, 3}));
+  CHECK(got.meta.strides == strides{1, 3});
+  asked.expected = one_tensor(true);
+  asked.left.emplace();
+  auto reply = from_payload<call_reply>(ask(8), "reply");
+  CHECK(reply.tensors.at(0).tensor().strides() == at::IntArrayRef({1, 3}));
   asked.tensors = {remote_tensor::of(with_grad(at::ones({3, 2})), false)};
-  CHECK_FALSE(from_payload<promise_reply>(ask(9), "reply").strides);
+  got = from_payload<call_reply>(ask(9), "reply").tensors.at(0);
+  CHECK(got.data.strides.empty());
 }
 
 TEST_CASE("a promise that cannot be kept is said to be broken",
           "[runtime][callee][R38]") {
   lone_rank rank{true};
   set_tripling(rank);
-  expected_results expected{value::tensor(0), {{c10::kFloat, false}}};
+  auto expected = one_tensor(false);
   std::string why;
   SECTION("by another dtype") {
-    expected.tensors[0].dtype = c10::kHalf;
+    expected.tensors[0].meta.dtype = static_cast<uint8_t>(c10::kHalf);
     why = "result 0 has dtype Float";
   }
   SECTION("by a gradient") {
@@ -262,7 +268,7 @@ TEST_CASE("a promise that cannot be kept is said to be broken",
     why = "it changed its tensor argument 0 in place";
   }
   auto asked = tripled(at::ones({2}));
-  asked.promised = expected;
+  asked.expected = expected;
   auto failed = failure_of([&] { rank.serve(asked); });
   CHECK(failed.code == error_code::unsupported);
   CHECK(failed.module == "mine");
@@ -358,9 +364,9 @@ TEST_CASE("a result that is part of a parameter is copied when it is sent",
   auto held = GENERATE(false, true);
   CAPTURE(held);
   if (held)
-    asked.held = {0, 1};
-  auto reply = from_payload<forward_reply>(rank.serve(asked, numbered(5)),
-                                           "reply");
+    asked.left = {0, 1};
+  auto reply = from_payload<call_reply>(rank.serve(asked, numbered(5)),
+                                        "reply");
   REQUIRE(reply.tensors.size() == 2);
   // Another microbatch, or the optimizer, before the bytes are away.
   weight.detach().fill_(7);

@@ -30,8 +30,8 @@ call_result call_theirs(const std::vector<at::Tensor>& xs,
 }
 
 /// Results that have a gradient at their owner.
-forward_reply reply_with(std::vector<at::Tensor> xs) {
-  forward_reply result;
+call_reply reply_with(std::vector<at::Tensor> xs) {
+  call_reply result;
   std::vector<value> items;
   for (auto& x : xs) {
     items.push_back(
@@ -71,8 +71,8 @@ TEST_CASE("a call asks its owner, and returns what that answers",
   CHECK(asked.head.last == 3);
   CHECK(asked.name == "encode");
   CHECK_FALSE(asked.training);
-  CHECK_FALSE(asked.held);
-  CHECK_FALSE(asked.promised);
+  CHECK_FALSE(asked.left);
+  CHECK_FALSE(asked.expected);
   REQUIRE(asked.tensors.size() == 2);
   CHECK(at::equal(asked.tensors[0].tensor(), at::ones({2})));
   // A parameter stays with its owner.
@@ -121,7 +121,7 @@ TEST_CASE("what the owner wrote into an argument is written back",
 
 TEST_CASE("a result may be what the caller has", "[runtime][caller]") {
   lone_rank rank;
-  forward_reply reply;
+  call_reply reply;
   reply.result = value::tuple({value::tensor(0), value::tensor(1)});
   reply.tensors = {remote_tensor::argument(0), remote_tensor::parameter(0)};
   rank.running().answer(reply);
@@ -165,8 +165,8 @@ TEST_CASE("backward asks for the gradients that its graph needs",
   auto got = call_theirs({at::ones({1}), x});
   auto y = got.tensors.tensor(1);
   CHECK(y.requires_grad());
-  backward_reply answer;
-  answer.gradients = {remote_tensor::of(at::full({2}, 30.0), false)};
+  call_reply answer;
+  answer.tensors = {remote_tensor::of(at::full({2}, 30.0), false)};
   ex.answer(answer);
   {
     running_call::backward_scope running{ex};
@@ -222,23 +222,25 @@ TEST_CASE("a call whose results are known goes on with promises",
   REQUIRE(ex.sent.size() == 2);
   CHECK(ex.sent[1].kind == call_kind::promise);
   auto asked = asked_of(ex.sent[1]);
-  REQUIRE(asked.promised);
-  CHECK((asked.promised->result == value::tensor(0)));
-  REQUIRE(asked.promised->tensors.size() == 1);
-  CHECK(asked.promised->tensors[0].dtype == c10::kFloat);
-  CHECK(asked.promised->tensors[0].requires_grad);
-  CHECK_FALSE(asked.promised->tensors[0].push); // nobody took the first one
+  REQUIRE(asked.expected);
+  CHECK((asked.expected->result == value::tensor(0)));
+  REQUIRE(asked.expected->tensors.size() == 1);
+  CHECK(asked.expected->tensors[0].meta.dtype
+        == static_cast<uint8_t>(c10::kFloat));
+  CHECK(asked.expected->tensors[0].meta.shape == std::vector<int64_t>{-1});
+  CHECK(asked.expected->tensors[0].requires_grad);
+  // Nobody took the first one.
+  CHECK(asked.left == std::vector<uint32_t>{0});
   // What comes with the answer is what was asked for.
-  promise_reply answer;
-  answer.sizes = {{2}};
-  answer.reaches = {{}};
+  call_reply answer;
   auto fails = GENERATE(false, true);
-  if (fails)
-    answer.contents = {to_tensor_ref(at::ones({2}), true)};
+  answer.tensors = {fails ? remote_tensor::of(at::ones({2}), true)
+                          : remote_tensor::held(at::ones({2}))};
+  answer.reaches = {{}};
   ex.sent[1].answer->set_value({{}, to_payload(answer), {}});
   if (fails)
     CHECK_THAT(cause_of([&] { fence(ex); }),
-               ContainsSubstring("1 results instead of 0"));
+               ContainsSubstring("result 0 comes unasked"));
   else
     CHECK_NOTHROW(fence(ex));
 }
@@ -248,25 +250,25 @@ TEST_CASE(
   "[runtime][caller][R38]") {
   lone_rank rank{true};
   auto& ex = rank.running();
-  auto asks = [&](const forward_reply& reply) {
+  auto asks = [&](const call_reply& reply) {
     ex.answer(reply);
     return call_theirs({at::ones({2})});
   };
   // Nothing says that the kind returns tensors, so it always waits.
   asks(reply_with({at::zeros({2}), at::zeros({2})}));
-  CHECK_FALSE(asked_of(ex.sent.back()).held);
+  CHECK_FALSE(asked_of(ex.sent.back()).left);
   auto named = reply_with({at::full({2}, 1.0), at::full({2}, 2.0)});
   named.named = 2;
   {
     auto got = asks(named);
-    CHECK(asked_of(ex.sent.back()).held == std::vector<uint32_t>{});
+    CHECK(asked_of(ex.sent.back()).left == std::vector<uint32_t>{});
     CHECK(is_promise(got.tensors.tensor(0)));
     CHECK(at::equal(got.tensors.tensor(1), at::full({2}, 2.0)));
   }
   named.tensors[0] = remote_tensor::held(at::empty({3, 2}, at::kInt));
   auto got = asks(named);
   // It left the first one.
-  CHECK(asked_of(ex.sent.back()).held == std::vector<uint32_t>{0});
+  CHECK(asked_of(ex.sent.back()).left == std::vector<uint32_t>{0});
   auto x = got.tensors.tensor(0);
   CHECK(is_promise(x));
   CHECK(x.scalar_type() == at::kInt);
@@ -306,8 +308,8 @@ TEST_CASE("a gradient that nobody waits for is copied when it is sent",
   ex.answer(reply);
   call_theirs({at::ones({2})}, target);
   auto y = call_theirs({at::ones({2})}, target).tensors.tensor(0);
-  promise_reply answer;
-  answer.sizes = {{2}};
+  call_reply answer;
+  answer.tensors = {remote_tensor::held(at::ones({2}))};
   answer.reaches = {{}};
   ex.sent.at(1).answer->set_value({{}, to_payload(answer), {}});
   fence(ex);

@@ -58,8 +58,8 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   CHECK(y.numbers.path == 7);
   CHECK((y.numbers.counts == x.numbers.counts));
   CHECK((y.arguments == x.arguments));
-  CHECK(y.held == std::vector<uint32_t>{3, 0});
-  CHECK_FALSE(y.promised);
+  CHECK(y.left == std::vector<uint32_t>{3, 0});
+  CHECK_FALSE(y.expected);
   REQUIRE(y.tensors.size() == x.tensors.size());
   for (size_t i = 0; i < y.tensors.size(); ++i) {
     CHECK(y.tensors[i].what == x.tensors[i].what);
@@ -71,19 +71,19 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   CHECK(at::equal(y.tensors[0].tensor(), at::arange(6).view({2, 3})));
   auto z = from_payload<forward_request>(to_payload(some_promised_call()),
                                          "request");
-  REQUIRE(z.promised);
-  CHECK((z.promised->result == value::tensor(0)));
-  REQUIRE(z.promised->tensors.size() == 2);
-  CHECK(z.promised->tensors[0].push);
-  CHECK_FALSE(z.promised->tensors[1].push);
-  CHECK(z.promised->tensors[0].dtype == c10::kHalf);
-  CHECK(z.promised->tensors[0].requires_grad);
-  CHECK(z.promised->tensors[1].dtype == c10::kLong);
+  REQUIRE(z.expected);
+  CHECK((z.expected->result == value::tensor(0)));
+  REQUIRE(z.expected->tensors.size() == 2);
+  CHECK(z.expected->tensors[0].meta.dtype == static_cast<uint8_t>(c10::kHalf));
+  CHECK(z.expected->tensors[0].meta.shape == std::vector<int64_t>{-1, -1});
+  CHECK(z.expected->tensors[0].requires_grad);
+  CHECK(z.expected->tensors[1].meta.dtype == static_cast<uint8_t>(c10::kLong));
+  CHECK(z.left == std::vector<uint32_t>{1});
 }
 
 TEST_CASE("replies keep everything on their way", "[runtime][messages]") {
   auto x = some_reply();
-  auto y = from_payload<forward_reply>(to_payload(x), "reply");
+  auto y = from_payload<call_reply>(to_payload(x), "reply");
   CHECK((y.result == x.result));
   CHECK((y.changed == x.changed));
   CHECK(y.tensors.size() == x.tensors.size());
@@ -92,12 +92,6 @@ TEST_CASE("replies keep everything on their way", "[runtime][messages]") {
   CHECK(y.written[1].content == 4);
   CHECK(y.stateful);
   CHECK((y.reaches == x.reaches));
-  auto p = from_payload<promise_reply>(to_payload(some_promise()), "reply");
-  CHECK((p.sizes == some_promise().sizes));
-  CHECK((p.strides == some_promise().strides));
-  CHECK((p.reaches == some_promise().reaches));
-  REQUIRE(p.contents.size() == 2);
-  CHECK(same_bytes(p.contents[0], pattern(24, 1)));
 }
 
 TEST_CASE("a backward keeps everything on its way", "[runtime][messages]") {
@@ -241,35 +235,30 @@ TEST_CASE("what no correct rank sends is refused by its field",
   call.context.autocast = {{c10::kCPU, c10::kLong}};
   CHECK_THAT(refusal(call), ContainsSubstring("context.autocast.dtype at"));
   call = some_promised_call();
-  call.promised->tensors[0].dtype = static_cast<c10::ScalarType>(200);
-  CHECK_THAT(refusal(call), ContainsSubstring("promised.tensors.dtype at"));
-  auto promise = some_promise();
-  promise.sizes[0][1] = -3;
-  CHECK_THAT(refusal(promise), ContainsSubstring("sizes at"));
-  promise = some_promise();
-  promise.strides->at(0) = {1, 3};
-  CHECK_THAT(refusal(promise), ContainsSubstring("strides at"));
-  promise = some_promise();
-  promise.strides->pop_back();
-  CHECK_THAT(refusal(promise), ContainsSubstring("strides at"));
+  call.expected->tensors[0].meta.dtype = 200;
+  CHECK_THAT(refusal(call),
+             ContainsSubstring("expected.tensors.meta.dtype at"));
   object_message nothing = object_refusal{{5, 6}, {}};
   CHECK_THAT(refusal(nothing), ContainsSubstring("why at"));
-  auto tensors = backward_reply{some_tensors()};
-  tensors.gradients[2].what = static_cast<remote_tensor::kind>(7);
+  auto with = [](const remote_tensors& xs) {
+    call_reply result;
+    result.tensors = xs;
+    return result;
+  };
+  auto tensors = with(some_tensors());
+  tensors.tensors[2].what = static_cast<remote_tensor::kind>(7);
   CHECK_THAT(refusal(tensors),
-             ContainsSubstring("gradients.kind at byte 8: there is no value"));
+             ContainsSubstring("tensors.kind at byte 13: there is no value"));
   auto held = remote_tensor::held(at::empty({4, 2}));
-  held.data.shape[1] = -1;
-  CHECK_THAT(refusal(backward_reply{{held}}),
-             ContainsSubstring("gradients.sizes at"));
+  held.meta.shape[1] = -2;
+  CHECK_THAT(refusal(with({held})), ContainsSubstring("tensors.meta.sizes at"));
   held = remote_tensor::held(at::empty({4, 2}));
-  held.data.dtype = 200;
-  CHECK_THAT(refusal(backward_reply{{held}}),
-             ContainsSubstring("gradients.dtype at"));
+  held.meta.dtype = 200;
+  CHECK_THAT(refusal(with({held})), ContainsSubstring("tensors.meta.dtype at"));
   held = remote_tensor::held(at::empty({4, 2}).t());
-  REQUIRE(held.data.strides == std::vector<int64_t>{1, 2});
-  held.data.strides[1] = 4;
-  CHECK_THAT(refusal(backward_reply{{held}}),
-             ContainsSubstring("gradients.strides at"));
+  REQUIRE(held.meta.strides == std::vector<int64_t>{1, 2});
+  held.meta.strides[1] = 4;
+  CHECK_THAT(refusal(with({held})),
+             ContainsSubstring("tensors.meta.strides at"));
   CHECK_THROWS_AS(remote_tensor::argument(1).tensor(), error);
 }

@@ -402,7 +402,7 @@ TEST_CASE("a damaged answer fails the fetch that it names") {
   stepping_waiter waiter{w};
   auto id = w[0].hold(at::rand({2}));
   auto good = at::rand({2});
-  tensor_ref bad{good.data_ptr(), 8, 6, {}, {3}, nullptr};
+  tensor_ref bad{{6, {}, {3}, {}}, good.data_ptr(), 8, nullptr};
   auto named = without_owner(id);
   auto give = [&](message x) {
     waiter.before_delivery = [&w, x] { w[1].deliver(rank_id{0}, x); };

@@ -25,10 +25,10 @@ namespace {
 constexpr module_id theirs{2};
 
 prediction_ptr one_tensor(at::ScalarType dtype, bool requires_grad,
-                          int64_t dim = 1) {
+                          size_t dim = 1) {
   prediction result;
   result.result = value::tensor(0);
-  result.tensors = {{dtype, requires_grad, dim}};
+  result.tensors = {remote_tensor::foretold(dtype, requires_grad, dim)};
   return std::make_shared<const prediction>(std::move(result));
 }
 
@@ -38,25 +38,26 @@ object_id promised_result(uint32_t number, step_id s = step_id{1}) {
 }
 
 /// A request to rank 1 with one result.
-promised_request_ptr request_with(bool pushed) {
-  auto result = std::make_shared<promised_request>();
+sent_request_ptr request_with(bool pushed) {
+  auto result = std::make_shared<sent_request>();
   result->owner = rank_id{1};
   result->module = theirs;
   result->name = "theirs";
   result->number = promise_number(step_id{1}, 1);
   result->why = {"theirs", rank_id{1}};
   result->pushed = {pushed};
-  result->tells_sizes = true;
   return result;
 }
 
-promise_reply reply_with(std::vector<at::Tensor> contents) {
-  promise_reply result;
-  result.sizes = {{2}};
+call_reply reply_with(const std::vector<remote_tensor>& tensors) {
+  call_reply result;
+  result.tensors = tensors;
   result.reaches = {{0}};
-  for (auto& x : contents)
-    result.contents.push_back(to_tensor_ref(x, true));
   return result;
+}
+
+remote_tensor content(const at::Tensor& x) {
+  return remote_tensor::of(x, true);
 }
 
 promise_book& promises_of(lone_rank& rank) {
@@ -71,20 +72,25 @@ const model_map& map_of(lone_rank& rank) {
 
 // -- answers ------------------------------------------------------------------
 
-TEST_CASE("an answer that tells the sizes of other results is refused",
+TEST_CASE("an answer that does not tell what was asked for is refused",
           "[runtime][promised_call][R38]") {
-  auto x = request_with(true);
-  auto refused = [&](size_t count) {
-    auto reply = reply_with({at::ones({2})});
-    reply.sizes.resize(count);
-    return error_of([&] { x->take(reply); }, error_code::protocol);
+  auto refused = [](bool pushed, const std::vector<remote_tensor>& tensors) {
+    return error_of([&] { request_with(pushed)->take(reply_with(tensors)); },
+                    error_code::protocol);
   };
-  CHECK(refused(0) == "answer of 'theirs': sizes of 0 results instead of 1");
-  CHECK(refused(2) == "answer of 'theirs': sizes of 2 results instead of 1");
-  CHECK(refused(1) == "no error");
-  x->tells_sizes = false; // it is of gradients
-  CHECK(refused(1) == "answer of 'theirs': sizes of 1 results instead of 0");
-  CHECK(refused(0) == "no error");
+  auto here = content(at::ones({2}));
+  auto there = remote_tensor::held(at::ones({2}));
+  CHECK(refused(true, {}) == "answer of 'theirs': 0 results instead of 1");
+  CHECK(refused(true, {here, here})
+        == "answer of 'theirs': 2 results instead of 1");
+  CHECK(refused(true, {here}) == "no error");
+  CHECK(refused(true, {there}) == "answer of 'theirs': result 0 does not come");
+  CHECK(refused(false, {there}) == "no error");
+  CHECK(refused(false, {here}) == "answer of 'theirs': result 0 comes unasked");
+  CHECK(refused(false, {remote_tensor::argument(0)})
+        == "answer of 'theirs': result 0 is missing");
+  CHECK(refused(false, {remote_tensor::foretold(at::kFloat, false, 1)})
+        == "answer of 'theirs': result 0 has no sizes");
 }
 
 // -- what callers take --------------------------------------------------------
@@ -339,7 +345,7 @@ TEST_CASE("an answer brings sizes, and the content that was asked for",
   auto request = request_with(true);
   promised_value x{*rank, request, 0, promised_result(1), {}};
   CHECK_FALSE(x.here());
-  request->take(reply_with({at::full({2}, 5.0)}));
+  request->take(reply_with({content(at::full({2}, 5.0))}));
   request->set();
   CHECK(x.sizes() == std::vector<int64_t>{2});
   CHECK((x.strides() == std::vector<int64_t>{})); // row-major
@@ -355,37 +361,23 @@ TEST_CASE("sizes and strides that a record foretells need no answer",
   auto rank = std::make_shared<lone_rank>(true);
   auto transposed = GENERATE(false, true);
   CAPTURE(transposed);
-  auto then = reply_with({at::ones({2})});
-  if (transposed) {
-    then = reply_with({at::ones({3, 2}).t()});
-    then.sizes = {{2, 3}};
-    then.strides = std::vector<numbers>{{1, 2}};
-  }
+  auto then = transposed ? at::ones({3, 2}).t() : at::ones({2});
+  auto pushed = GENERATE(false, true);
   recorded_call known;
-  known.answered = form_of(to_payload(then));
-  auto request = request_with(true);
+  known.answered = form_of(to_payload(
+    reply_with({pushed ? content(then) : remote_tensor::held(then)})));
+  auto request = request_with(pushed);
   request->recorded = std::make_shared<const recorded_call>(std::move(known));
   promised_value x{*rank, request, 0, promised_result(1), {}};
   CHECK(x.sizes() == (transposed ? numbers{2, 3} : numbers{2}));
   CHECK((x.strides() == (transposed ? numbers{1, 2} : numbers{})));
   CHECK_FALSE(request->done());
   // Once it is there it counts.
-  auto answer = reply_with({at::ones({3})});
-  answer.sizes = {{3}};
-  request->take(std::move(answer));
+  request->take(reply_with(
+    {pushed ? content(at::ones({3})) : remote_tensor::held(at::ones({3}))}));
   request->set();
   CHECK(x.sizes() == numbers{3});
   CHECK((x.strides() == numbers{}));
-}
-
-TEST_CASE("an answer with too much or too little content is refused",
-          "[runtime][promised_call][R38]") {
-  auto pushed = GENERATE(false, true);
-  auto reply = pushed ? reply_with({}) : reply_with({at::ones({2})});
-  CHECK(cause_of([&] { request_with(pushed)->take(std::move(reply)); },
-                 error_code::protocol)
-        == (pushed ? "answer of 'theirs': 0 results instead of 1"
-                   : "answer of 'theirs': 1 results instead of 0"));
 }
 
 TEST_CASE("a result that is read after its step is refused by name",
@@ -404,10 +396,10 @@ TEST_CASE("a promise whose answer is a failure fails with it",
   auto rank = std::make_shared<lone_rank>(true);
   auto& ex = rank->running();
   auto argument = std::make_shared<promised_value>(
-    *rank, request_with(false), 0, promised_result(2), prediction::tensor{});
+    *rank, request_with(false), 0, promised_result(2), tensor_meta{});
   auto request = request_with(false);
   request->arguments = {argument};
-  send_promise(
+  send(
     ex,
     promise_call(remote_call(rank_id{1}, theirs, phase::forward, {},
                              answer_of("theirs", phase::forward, rank_id{1}))),

@@ -83,17 +83,17 @@ TEST_CASE("what a call of another rank reaches is what its owner said",
   auto x = leaf();
   auto y = leaf();
   sent_call how;
+  how.request = std::make_shared<sent_request>();
   positions of_first, of_second, of_sum;
-  SECTION("with its answer") {
-    how.reaches = {{1}, {0}};
+  SECTION("each of another argument") {
+    how.request->reaches = {{1}, {0}};
     of_first = {{1}};
     of_second = {{0}};
     // Both results are of one node.
     of_sum = {{0, 1}};
   }
-  SECTION("with the answer to a promise") {
-    how.promise = std::make_shared<promised_request>();
-    how.promise->reaches = {{}, {1}};
+  SECTION("or of none") {
+    how.request->reaches = {{}, {1}};
     of_first = {{}};
     of_second = {{1}};
     of_sum = {{1}};

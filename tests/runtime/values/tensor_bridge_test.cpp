@@ -144,9 +144,10 @@ TEST_CASE("a contiguous tensor is shared, not copied, and kept alive") {
 TEST_CASE("the memory goes when the last user of it went") {
   auto owner = std::make_shared<std::vector<float>>(6, 2.5f);
   std::weak_ptr<std::vector<float>> weak = owner;
-  tensor_ref ref{
-    owner->data(),   24, static_cast<uint8_t>(c10::kFloat), {}, {2, 3},
-    std::move(owner)};
+  tensor_ref ref{{static_cast<uint8_t>(c10::kFloat), {}, {2, 3}, {}},
+                 owner->data(),
+                 24,
+                 std::move(owner)};
   auto x = to_tensor(ref);
   auto view = x.slice(0, 1);
   ref = {};

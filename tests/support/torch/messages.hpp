@@ -53,20 +53,21 @@ inline forward_request some_call() {
   x.numbers = {7, {{0x1234567890abcdef, 2}, {5, 1}}};
   x.arguments = some_value();
   x.tensors = some_tensors();
-  x.held = {3, 0};
+  x.left = {3, 0};
   return x;
 }
 
 inline forward_request some_promised_call() {
   auto x = some_call();
-  x.held.reset();
-  x.promised = expected_results{
-    value::tensor(0), {{c10::kHalf, true, true}, {c10::kLong, false}}};
+  x.left = {1};
+  x.expected = prediction{value::tensor(0),
+                          {remote_tensor::foretold(c10::kHalf, true, 2),
+                           remote_tensor::foretold(c10::kLong, false, 0)}};
   return x;
 }
 
-inline forward_reply some_reply() {
-  forward_reply x;
+inline call_reply some_reply() {
+  call_reply x;
   x.result = some_value();
   x.changed = {{1, value::list({value::of(2.5)})}, {4, value::none()}};
   x.tensors = some_tensors();
@@ -74,15 +75,6 @@ inline forward_reply some_reply() {
   x.written = {{0, 5}, {2, 4}};
   x.stateful = true;
   x.reaches = {{0, 2}, {}, {1}};
-  return x;
-}
-
-inline promise_reply some_promise() {
-  promise_reply x;
-  x.sizes = {{2, 3}, {}, {0}};
-  x.strides = std::vector<std::vector<int64_t>>{{1, 2}, {}, {}};
-  x.reaches = {{0}, {}};
-  x.contents = {make_tensor(24, 1), make_tensor(0, 2)};
   return x;
 }
 
@@ -132,10 +124,8 @@ inline std::vector<message_type> all_messages() {
   return {
     type_of("forward request", some_call()),
     type_of("promised forward request", some_promised_call()),
-    type_of("forward reply", some_reply()),
-    type_of("promise reply", some_promise()),
+    type_of("reply", some_reply()),
     type_of("backward request", some_backward()),
-    type_of("backward reply", backward_reply{some_tensors()}),
     type_of("read of a parameter", about(request_kind::read_tensor)),
     type_of("write of a buffer", about(request_kind::write_tensor)),
     type_of("gradient of a parameter", about(request_kind::add_gradient)),
