@@ -1,13 +1,18 @@
 #pragma once
 
-// Names of the results of a request before they exist (R38): the request and
-// the position in its answer. In a static flow a name is therefore the same in
+// Names of tensors that their owner keeps.
+//
+// A result of a request has a name before it exists (R38): the request and the
+// position in its answer. In a static flow a name is therefore the same in
 // every step, except for the step itself, which is not part of the name but
 // travels with the request that refers to it.
 //
-// Bit 63: a name, not an object that `object_store::hold` numbered. Bits 40 to
-// 62: the rank that asked. Bit 39: it waited for the answer. Bits 12 to 38:
-// number of such requests before it in the step. Bits 0 to 11: the position.
+// Bit 63: a result of a request. Bits 40 to 62: the rank that asked. Bit 39: it
+// waited for the answer. Bits 12 to 38: number of such requests before it in
+// the step. Bits 0 to 11: the position.
+//
+// A result of a step: bits 31 to 62: the microbatch. Bits 0 to 30: the
+// position.
 
 #include "actors/protocol/request_number.hpp"
 
@@ -32,6 +37,13 @@ constexpr bool is_result_name(object_id x) noexcept {
 /// another step.
 constexpr uint32_t generation_of(step_id step) noexcept {
   return static_cast<uint32_t>((step.value << 32 & step_bits) >> 32);
+}
+
+/// @returns the name of the result at `position` of a microbatch
+constexpr object_id step_result_name(rank_id owner, step_id step,
+                                     microbatch_id m,
+                                     size_t position) noexcept {
+  return {owner, m.value << 31 | position, generation_of(step)};
 }
 
 /// @returns the name of the result at `position` that `owner` makes of `asked`

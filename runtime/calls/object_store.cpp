@@ -13,8 +13,8 @@ namespace smp {
 namespace {
 
 std::string name_of(object_id x) {
-  return "object " + std::to_string(x.number) + " (generation "
-         + std::to_string(x.generation) + ") of rank "
+  return "object " + std::to_string(x.number) + " of step "
+         + std::to_string(x.generation) + " of rank "
          + std::to_string(x.owner.value);
 }
 
@@ -29,11 +29,9 @@ failure unknown(object_id x) {
 
 // -- what a rank knows --------------------------------------------------------
 
-struct object_store::slot {
-  at::Tensor tensor; // undefined: the slot is empty
+struct object_store::held_tensor {
+  at::Tensor tensor;
   tensor_ref bytes;
-  uint64_t number = 0;
-  uint32_t generation = 1; // so that no object has the id object_id{}
   uint32_t holders = 0;
   std::vector<rank_id> released_by;
 };
@@ -53,48 +51,24 @@ object_store::~object_store() {
 
 // -- what this rank holds -----------------------------------------------------
 
-object_id object_store::hold(at::Tensor x, uint32_t holders) {
+void object_store::hold(object_id id, at::Tensor x, uint32_t holders) {
   auto bytes = to_tensor_ref(x, false);
   std::lock_guard guard{mutex_};
-  if (free_.empty()) {
-    free_.push_back(slots_.size());
-    slots_.emplace_back().number = free_.back();
-  }
-  auto& s = slots_[free_.back()];
-  free_.pop_back();
-  s.tensor = std::move(x);
-  s.bytes = std::move(bytes);
-  s.holders = holders;
-  return {fabric_.self(), s.number, s.generation};
+  held_[id] = {std::move(x), std::move(bytes), holders, {}};
 }
 
-const object_store::slot* object_store::find_slot(object_id id) const {
-  if (id.owner != fabric_.self() || id.number >= slots_.size())
-    return nullptr;
-  auto& result = slots_[id.number];
-  return result.tensor.defined() && result.generation == id.generation
-           ? &result
-           : nullptr;
-}
-
-/// @returns the tensor of the slot. Destroy it after releasing the lock: it may
-/// hold an autograd graph whose nodes release objects themselves.
-at::Tensor object_store::free_slot(slot& x) {
-  x.bytes = {};
-  x.released_by.clear();
-  ++x.generation;
-  free_.push_back(x.number);
-  return std::exchange(x.tensor, {});
-}
-
+/// @returns a tensor to destroy after releasing the lock: it may hold an
+/// autograd graph whose nodes release objects themselves
 at::Tensor object_store::release_held(rank_id by, object_id id) {
-  if (find_slot(id) == nullptr)
+  auto i = held_.find(id);
+  if (i == held_.end())
     return {};
-  auto& s = slots_[id.number];
-  auto& ranks = s.released_by;
+  auto& ranks = i->second.released_by;
   if (std::find(ranks.begin(), ranks.end(), by) == ranks.end())
     ranks.push_back(by);
-  return ranks.size() >= s.holders ? free_slot(s) : at::Tensor{};
+  return ranks.size() < i->second.holders
+           ? at::Tensor{}
+           : std::move(held_.extract(i).mapped().tensor);
 }
 
 std::optional<at::Tensor> object_store::find(object_id id) const {
@@ -103,8 +77,8 @@ std::optional<at::Tensor> object_store::find(object_id id) const {
     return result.defined() ? std::optional{std::move(result)} : std::nullopt;
   }
   std::lock_guard guard{mutex_};
-  if (auto s = find_slot(id))
-    return s->tensor;
+  if (auto i = held_.find(id); i != held_.end())
+    return i->second.tensor;
   auto i = fetched_.find(id);
   if (i == fetched_.end() || !i->second->tensor.defined())
     return std::nullopt;
@@ -190,8 +164,8 @@ void object_store::answer(rank_id to, object_id id) {
   std::optional<tensor_ref> bytes;
   {
     std::lock_guard guard{mutex_};
-    if (auto s = find_slot(id))
-      bytes = s->bytes;
+    if (auto i = held_.find(id); i != held_.end())
+      bytes = i->second.bytes;
   }
   if (bytes)
     answer(to, id, *bytes);
@@ -358,23 +332,24 @@ void object_store::release(std::vector<object_id> ids) {
   }
 }
 
-void object_store::withdraw(const std::vector<object_id>& ids) {
-  std::vector<at::Tensor> gone;
+void object_store::withdraw(step_id s) {
+  std::map<object_id, held_tensor> gone;
   std::lock_guard guard{mutex_};
-  for (auto id : ids)
-    if (find_slot(id) != nullptr)
-      gone.push_back(free_slot(slots_[id.number]));
+  for (auto i = held_.begin(); i != held_.end();) {
+    auto next = std::next(i);
+    if (i->first.generation == generation_of(s))
+      gone.insert(held_.extract(i));
+    i = next;
+  }
 }
 
 void object_store::clear() {
   std::map<object_id, fetching_ptr> fetched;
-  std::vector<at::Tensor> gone;
+  std::map<object_id, held_tensor> gone;
   {
     std::lock_guard guard{mutex_};
     fetched.swap(fetched_);
-    for (auto& s : slots_)
-      if (s.tensor.defined())
-        gone.push_back(free_slot(s));
+    gone.swap(held_);
   }
   for (auto& [id, f] : fetched)
     f->fail({error_code::cancelled,
@@ -446,7 +421,7 @@ void object_store::fail(rank_id owner, const failure& x) {
 size_t object_store::held() const {
   auto named = named_.size();
   std::lock_guard guard{mutex_};
-  return slots_.size() - free_.size() + named;
+  return held_.size() + named;
 }
 
 size_t object_store::cached() const {

@@ -32,12 +32,14 @@ public:
   object_store(const object_store&) = delete;
   object_store& operator=(const object_store&) = delete;
 
-  /// Keeps `x` until `holders` different ranks have released it. `x` must not
-  /// be written to afterwards (clone it otherwise, R13). A non-contiguous
-  /// tensor is copied here, not on the thread that sends it.
+  /// Keeps `x`, a result of a step, until `holders` different ranks have
+  /// released it. `x` must not be written to afterwards (clone it otherwise,
+  /// R13). A non-contiguous tensor is copied here, not on the thread that sends
+  /// it.
+  /// @param id its `step_result_name`, which was never used before
   /// @pre holders > 0
   /// @throws error (unsupported) if `x` cannot cross ranks
-  object_id hold(at::Tensor x, uint32_t holders = 1);
+  void hold(object_id id, at::Tensor x, uint32_t holders = 1);
 
   /// @returns the tensor of `id` if this rank holds it or has fetched it.
   std::optional<at::Tensor> find(object_id id) const;
@@ -52,12 +54,11 @@ public:
   /// Idempotent, also for ids that were never held.
   void release(std::vector<object_id> ids);
 
-  /// Drops objects that this rank holds and other ranks did not release,
-  /// because they never learned of them.
-  void withdraw(const std::vector<object_id>& ids);
+  /// Drops the results of a step that this rank holds and other ranks did not
+  /// release, because they never learned of them.
+  void withdraw(step_id s);
 
-  // -- results with a name (runtime/calls/named_results.hpp)
-  // ------------------------
+  // -- results of requests (runtime/calls/named_results.hpp) ------------------
 
   /// Holds the result `id` of this rank until it is dropped. As with `hold`,
   /// `x` must not be written to afterwards.
@@ -114,17 +115,14 @@ public:
   /// Number of malformed messages.
   uint64_t malformed() const noexcept;
 
-  /// Drops everything; pending fetches fail with `cancelled`. Ids issued so far
-  /// stay invalid.
+  /// Drops everything; pending fetches fail with `cancelled`.
   void clear();
 
 private:
-  struct slot;
+  struct held_tensor;
   struct fetching;
   using fetching_ptr = std::shared_ptr<fetching>;
 
-  const slot* find_slot(object_id id) const;
-  at::Tensor free_slot(slot& x);
   at::Tensor release_held(rank_id by, object_id id);
   fetching_ptr join(object_id id);
   void answer(rank_id to, object_id id);
@@ -143,8 +141,7 @@ private:
 
   fabric& fabric_;
   mutable std::mutex mutex_;
-  std::vector<slot> slots_;    // by number
-  std::vector<uint64_t> free_; // numbers of empty slots
+  std::map<object_id, held_tensor> held_;
   std::map<object_id, fetching_ptr> fetched_;
   named_results named_;
   /// Copies of named results that requests needed.

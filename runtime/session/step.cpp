@@ -301,7 +301,7 @@ run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
       return payload{};
     if (!detach)
       own[index] = materialised(tensors);
-    return encode_result(rank, tensors, result, rank.steps().held_results());
+    return encode_result(*running_call::current(), tensors, result);
   };
   auto encoded = rank.run_step(x, run);
   if (encoded.size() != x.microbatches)

@@ -1,8 +1,10 @@
 #include "runtime/step/step_result.hpp"
 
+#include "actors/protocol/result_name.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/calls/messages.hpp"
 #include "runtime/calls/object_store.hpp"
+#include "runtime/execution/running_call.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
 
@@ -13,8 +15,9 @@ struct step_result::entry {
   at::Tensor tensor; // once resolved
 };
 
-payload encode_result(const rank_context& rank, const packer& tensors,
-                      const value& x, std::vector<object_id>& held) {
+payload encode_result(const running_call& ex, const packer& tensors,
+                      const value& x) {
+  auto& rank = ex.rank();
   step_value result{x, {}, rank.counters().updates};
   auto& model = rank.model();
   auto ranks = rank.pipeline().size();
@@ -25,9 +28,11 @@ payload encode_result(const rank_context& rank, const packer& tensors,
       result.tensors.push_back(remote_tensor::of(y, snapshot));
       continue;
     }
-    held.push_back(rank.objects().hold(snapshot ? y.clone() : y,
-                                       static_cast<uint32_t>(ranks)));
-    result.tensors.push_back(remote_tensor::of(held.back()));
+    auto id = step_result_name(rank.self(), ex.step(), ex.microbatch(),
+                               result.tensors.size());
+    rank.objects().hold(id, snapshot ? y.clone() : y,
+                        static_cast<uint32_t>(ranks));
+    result.tensors.push_back(remote_tensor::of(id));
   }
   return to_payload(result);
 }

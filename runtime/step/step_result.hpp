@@ -13,15 +13,15 @@
 namespace smp {
 
 class rank_context;
+class running_call;
 
 /// Tensors up to this size are sent with the end of the step; larger ones stay
 /// on pp_rank 0 until another rank accesses them.
 inline constexpr uint64_t travelling_result_bytes = 64 * 1024;
 
-/// Encodes the detached results of a microbatch; on pp_rank 0.
-/// @param held receives the names of the tensors that stay here
-payload encode_result(const rank_context& rank, const packer& tensors,
-                      const value& x, std::vector<object_id>& held);
+/// Encodes the detached results of the microbatch that `ex` runs; on pp_rank 0.
+payload encode_result(const running_call& ex, const packer& tensors,
+                      const value& x);
 
 /// The result tensors of a microbatch as pp_rank 0 has them, with their
 /// graphs.

@@ -80,7 +80,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   auto verdict = replicas_.hear(model, report.error);
   if (runs_again(model, x, verdict)) {
     take_back(*model, x, verdict.why);
-    rank_.objects().withdraw(held_results_);
+    rank_.objects().withdraw(report.step);
     report = run_once(actors, model, x, true);
     verdict = replicas_.hear(model, report.error);
   }
@@ -206,7 +206,6 @@ void end_model_step(model_state& model, step_report& report) {
 step_report step_runner::run_once(node& actors, model_state* model,
                                   const step_call& x, bool again) {
   auto begin = std::chrono::steady_clock::now();
-  held_results_.clear();
   rank_.board().main_ends_step(false);
   if (model)
     model->begin_step(again);
@@ -224,7 +223,7 @@ step_report step_runner::run_once(node& actors, model_state* model,
     end_model_step(*model, report);
   // The results of other microbatches never left this rank.
   if (report.error)
-    rank_.objects().withdraw(held_results_);
+    rank_.objects().withdraw(report.step);
   auto took = std::chrono::steady_clock::now() - begin;
   note_record(model, x.microbatches,
               std::chrono::duration<double>(took).count(), learnt);

@@ -62,11 +62,6 @@ public:
     replicas_.leave();
   }
 
-  /// Step body results that this rank holds for other ranks.
-  std::vector<object_id>& held_results() noexcept {
-    return held_results_;
-  }
-
   const step_stats& last_step() const noexcept {
     return stats_;
   }
@@ -113,8 +108,7 @@ private:
   execution_token& token_;
   replicas replicas_;
   step_body body_;
-  call_context body_context_;           // of the thread that called the step
-  std::vector<object_id> held_results_; // of the running step
+  call_context body_context_; // of the thread that called the step
   step_stats stats_;
   std::function<void(bool)> on_step_;
 };
