@@ -40,8 +40,8 @@ struct recorded_call {
   std::string name; // as `wait_reason` has it
   message_form asked;
   message_form answered;
-  /// See `call::memo`.
-  std::shared_ptr<const call_memo> memo = {};
+  /// See `call::plan`.
+  std::shared_ptr<const call_plan> plan = {};
   /// For a wait: numbers of requests in step 0, see `call::until`.
   std::vector<uint64_t> until = {};
 };
@@ -63,7 +63,7 @@ struct recorded_execution {
   microbatch_id microbatch;
   module_id module;
   phase what = phase::forward;
-  uint64_t turn = 0;
+  uint64_t start_number = 0;
   bool promised = false;
   uint64_t after = 0;           // see `request::after`
   std::vector<object_id> needs; // of the recorded step

@@ -25,7 +25,7 @@ void step_recorder::started(const request& x) {
   y.microbatch = x.microbatch;
   y.module = x.module;
   y.what = x.what;
-  y.turn = x.turn;
+  y.start_number = x.start_number;
   y.promised = x.promised;
   y.after = x.after;
   y.needs = x.needs;
@@ -76,7 +76,7 @@ void step_recorder::called(request_id execution, request_id id, const call& x) {
                    x.why.what,
                    form_of(x.body),
                    {},
-                   x.memo,
+                   x.plan,
                    {}});
   for (auto y : x.until)
     calls.back().until.push_back(without_step({id.origin, y}).number);

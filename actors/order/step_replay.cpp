@@ -135,10 +135,14 @@ request step_replay::restore(recorded_request x) const {
     throw error{error_code::protocol,
                 "malformed request: the record does not have its number "
                   + std::to_string(call_number(x.id))};
-  request result{
-    x.id,          step_,          known->microbatch,
-    known->module, known->what,    restore(known->asked, std::move(x.tensors)),
-    known->turn,   known->promised};
+  request result{x.id,
+                 step_,
+                 known->microbatch,
+                 known->module,
+                 known->what,
+                 restore(known->asked, std::move(x.tensors)),
+                 known->start_number,
+                 known->promised};
   if (known->after != 0)
     result.after = request_number(step_,
                                   call_number({x.id.origin, known->after}));

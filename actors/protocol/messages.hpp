@@ -65,7 +65,7 @@ struct rank_report {
 /// end of the phase, or is over. Sent once per microbatch (R19).
 struct forward_over {
   step_id step;
-  uint64_t turn = 0; // see `request::turn`
+  uint64_t start_number = 0; // see `request::start_number`
 };
 
 /// Decision of pp_rank 0 whether to record or replay a step (R33); arrives

@@ -58,9 +58,9 @@ public:
 
   // -- ends -------------------------------------------------------------------
 
-  /// The microbatch that was started as the `turn`-th of the step, from 0, has
-  /// finished its forward phase (`server_options::tells_forwards`).
-  virtual void forward_over(step_id, uint64_t /* turn */) {
+  /// The microbatch that was started as the `start_number`-th of the step, from
+  /// 0, has finished its forward phase (`server_options::tells_forwards`).
+  virtual void forward_over(step_id, uint64_t /* start_number */) {
     // nop
   }
 

@@ -28,7 +28,7 @@ struct request {
   phase what = phase::forward;
   payload body;
   /// How many microbatches of the step were started before this one (R19).
-  uint64_t turn = 0;
+  uint64_t start_number = 0;
   /// The requester continues meanwhile, and `after` of a later request may name
   /// this one.
   bool promised = false;
@@ -52,9 +52,9 @@ struct response {
 
 /// What the caller of a promise knew of its results when it sent it; it knows
 /// the same when the step is replayed (R33). Opaque here.
-class call_memo {
+class call_plan {
 public:
-  virtual ~call_memo() = default;
+  virtual ~call_plan() = default;
 };
 
 enum class call_kind : uint8_t {
@@ -86,7 +86,7 @@ struct call {
   /// promise: receives the response; fails if there will be none.
   std::shared_ptr<awaited<response>> answer = {};
   /// remote and promise: kept in the record of the step.
-  std::shared_ptr<const call_memo> memo = {};
+  std::shared_ptr<const call_plan> plan = {};
   /// wait: the awaited completion. The response carries its failure.
   completion_ptr done;
   /// wait: numbers of this rank's requests whose results it waits for. Set if

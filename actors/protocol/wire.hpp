@@ -73,7 +73,7 @@ template <class Inspector>
 bool inspect_head(Inspector& f, request& x) {
   return f.object(x).fields(
     f.field("step", x.step), f.field("microbatch", x.microbatch),
-    f.field("turn", x.turn), f.field("module", x.module),
+    f.field("start number", x.start_number), f.field("module", x.module),
     f.field("phase", x.what), f.field("promised", x.promised),
     f.field("after", x.after), names_field(f, "needs", x.needs, x.id),
     names_field(f, "released", x.released, x.id));
@@ -105,7 +105,8 @@ bool inspect(Inspector& f, rank_report& x) {
 
 template <class Inspector>
 bool inspect(Inspector& f, forward_over& x) {
-  return f.object(x).fields(f.field("step", x.step), f.field("turn", x.turn));
+  return f.object(x).fields(f.field("step", x.step),
+                            f.field("start number", x.start_number));
 }
 
 template <class Inspector>

@@ -134,14 +134,15 @@ void step_driver::start(const task& x) {
   started_[mb.value] = true;
   auto id = request_id{self_, root_request_number(report_.step, mb)};
   running_.emplace(id, mb);
-  auto turn = turns_++;
-  in_forward_.emplace(mb, turn);
-  output_.start({id, report_.step, mb, root_module, phase::forward, {}, turn});
+  auto start_number = turns_++;
+  in_forward_.emplace(mb, start_number);
+  output_.start(
+    {id, report_.step, mb, root_module, phase::forward, {}, start_number});
 }
 
 void step_driver::end_forward(microbatch_id x) {
-  if (auto turn = in_forward_.extract(x))
-    output_.forward_over({report_.step, turn.mapped()});
+  if (auto start_number = in_forward_.extract(x))
+    output_.forward_over({report_.step, start_number.mapped()});
 }
 
 void step_driver::fail(failure x) {

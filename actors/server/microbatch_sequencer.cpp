@@ -104,19 +104,19 @@ void microbatch_sequencer::distrust(const std::set<module_id>& xs) {
 
 // -- microbatches -------------------------------------------------------------
 
-bool microbatch_sequencer::passed(const gate& x, uint64_t turn) const {
-  return (over_[turn] && x.late[turn] == 0)
-         || (x.expected && x.left[turn] >= *x.expected
-             && x.left[turn] == x.entered[turn]);
+bool microbatch_sequencer::passed(const gate& x, uint64_t start_number) const {
+  return (over_[start_number] && x.late[start_number] == 0)
+         || (x.expected && x.left[start_number] >= *x.expected
+             && x.left[start_number] == x.entered[start_number]);
 }
 
 bool microbatch_sequencer::is_open(const std::vector<module_id>& xs,
-                                   uint64_t turn) const {
+                                   uint64_t start_number) const {
   for (auto id : xs) {
     auto i = gates_.find(id);
     if (i == gates_.end())
       continue;
-    auto last = std::min<uint64_t>(turn, i->second.left.size());
+    auto last = std::min<uint64_t>(start_number, i->second.left.size());
     for (uint64_t older = 0; older < last; ++older)
       if (!passed(i->second, older))
         return false;
@@ -126,10 +126,11 @@ bool microbatch_sequencer::is_open(const std::vector<module_id>& xs,
 
 /// @returns why the step must end, or an empty failure.
 failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
-                                        uint64_t turn, microbatch_id x) {
-  if (turn >= over_.size())
+                                        uint64_t start_number,
+                                        microbatch_id x) {
+  if (start_number >= over_.size())
     return {};
-  bool late = over_[turn];
+  bool late = over_[start_number];
   for (auto id : xs) {
     auto i = gates_.find(id);
     if (i == gates_.end())
@@ -137,9 +138,9 @@ failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
     auto& y = i->second;
     if (late)
       called_late_.insert(id);
-    if (turn + 1 >= y.entered.size())
+    if (start_number + 1 >= y.entered.size())
       continue;
-    auto younger = y.entered.begin() + static_cast<ptrdiff_t>(turn) + 1;
+    auto younger = y.entered.begin() + static_cast<ptrdiff_t>(start_number) + 1;
     if (std::none_of(younger, y.entered.end(), [](auto n) { return n > 0; }))
       continue;
     y.sure = y.sure || !late;
@@ -169,71 +170,73 @@ failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
 }
 
 void microbatch_sequencer::enter(const std::vector<module_id>& xs,
-                                 uint64_t turn) {
+                                 uint64_t start_number) {
   for (auto id : xs) {
     auto i = gates_.find(id);
-    if (i == gates_.end() || turn >= i->second.entered.size())
+    if (i == gates_.end() || start_number >= i->second.entered.size())
       continue;
-    ++i->second.entered[turn];
-    if (over_[turn])
-      ++i->second.late[turn];
+    ++i->second.entered[start_number];
+    if (over_[start_number])
+      ++i->second.late[start_number];
   }
 }
 
-bool microbatch_sequencer::open(const std::vector<module_id>& xs, uint64_t turn,
-                                microbatch_id x) {
+bool microbatch_sequencer::open(const std::vector<module_id>& xs,
+                                uint64_t start_number, microbatch_id x) {
   std::lock_guard guard{mutex_};
-  if (auto why = overtaken(xs, turn, x))
+  if (auto why = overtaken(xs, start_number, x))
     throw error{std::move(why)};
-  if (!is_open(xs, turn)) {
+  if (!is_open(xs, start_number)) {
     asked_ = true;
     return false;
   }
-  enter(xs, turn);
+  enter(xs, start_number);
   return true;
 }
 
 completion_ptr microbatch_sequencer::opening(const std::vector<module_id>& xs,
-                                             uint64_t turn, microbatch_id x) {
+                                             uint64_t start_number,
+                                             microbatch_id x) {
   std::lock_guard guard{mutex_};
-  auto why = overtaken(xs, turn, x);
-  if (!why && is_open(xs, turn)) {
-    enter(xs, turn);
+  auto why = overtaken(xs, start_number, x);
+  if (!why && is_open(xs, start_number)) {
+    enter(xs, start_number);
     return nullptr;
   }
   auto result = std::make_shared<completion>();
   if (why)
     result->fail(std::move(why));
   else
-    held_.push_back({xs, turn, result});
+    held_.push_back({xs, start_number, result});
   return result;
 }
 
 void microbatch_sequencer::leave(const std::vector<module_id>& xs,
-                                 uint64_t turn) {
+                                 uint64_t start_number) {
   std::unique_lock guard{mutex_};
   for (auto id : xs) {
     auto i = gates_.find(id);
-    if (i == gates_.end() || turn >= i->second.left.size())
+    if (i == gates_.end() || start_number >= i->second.left.size())
       continue;
-    ++i->second.left[turn];
+    ++i->second.left[start_number];
     ++i->second.calls;
     // Calls nest: late calls end before the earlier ones that enclose them.
-    if (auto& late = i->second.late[turn]; late > 0)
+    if (auto& late = i->second.late[start_number]; late > 0)
       --late;
   }
   moved(std::move(guard));
 }
 
-void microbatch_sequencer::forward_over(uint64_t turn, bool away) {
+void microbatch_sequencer::forward_over(uint64_t start_number, bool away) {
   std::unique_lock guard{mutex_};
-  if (turn >= over_.size())
+  if (start_number >= over_.size())
     return;
-  over_[turn] = true;
+  over_[start_number] = true;
   // A forward phase ends only after all its requests were answered (R39).
   for (auto& [id, x] : gates_)
-    if (away && turn < x.left.size() && x.entered[turn] > x.left[turn]) {
-      x.late[turn] = x.entered[turn] - x.left[turn];
+    if (away && start_number < x.left.size()
+        && x.entered[start_number] > x.left[start_number]) {
+      x.late[start_number] = x.entered[start_number] - x.left[start_number];
       called_late_.insert(id);
     }
   moved(std::move(guard));
@@ -242,12 +245,13 @@ void microbatch_sequencer::forward_over(uint64_t turn, bool away) {
 std::vector<completion_ptr> microbatch_sequencer::take_opened() {
   std::vector<completion_ptr> result;
   // Oldest first: a call that enters may keep the others waiting.
-  std::stable_sort(held_.begin(), held_.end(),
-                   [](auto& x, auto& y) { return x.turn < y.turn; });
+  std::stable_sort(held_.begin(), held_.end(), [](auto& x, auto& y) {
+    return x.start_number < y.start_number;
+  });
   std::erase_if(held_, [&](auto& x) {
-    if (!is_open(x.modules, x.turn))
+    if (!is_open(x.modules, x.start_number))
       return false;
-    enter(x.modules, x.turn);
+    enter(x.modules, x.start_number);
     result.push_back(std::move(x.opened));
     return true;
   });

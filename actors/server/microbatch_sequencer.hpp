@@ -90,20 +90,21 @@ public:
   /// modules that are not ordered admit every call.
   /// @returns whether it entered
   /// @throws error (unsupported) if a younger microbatch has been there already
-  bool open(const std::vector<module_id>& xs, uint64_t turn, microbatch_id x);
+  bool open(const std::vector<module_id>& xs, uint64_t start_number,
+            microbatch_id x);
 
   /// @returns null if the call entered, or a completion that is done once it
   /// has entered. It fails where `open` throws.
-  completion_ptr opening(const std::vector<module_id>& xs, uint64_t turn,
-                         microbatch_id x);
+  completion_ptr opening(const std::vector<module_id>& xs,
+                         uint64_t start_number, microbatch_id x);
 
-  /// A call of `turn` that had entered `xs` is over.
-  void leave(const std::vector<module_id>& xs, uint64_t turn);
+  /// A call of `start_number` that had entered `xs` is over.
+  void leave(const std::vector<module_id>& xs, uint64_t start_number);
 
-  /// The forward phase of `turn` is over.
+  /// The forward phase of `start_number` is over.
   /// @param away the step body runs on another rank: calls here that are not
   ///        over are late ones, which overtook this message
-  void forward_over(uint64_t turn, bool away = false);
+  void forward_over(uint64_t start_number, bool away = false);
 
   // -- reports ----------------------------------------------------------------
 
@@ -119,7 +120,7 @@ private:
     std::optional<uint64_t> expected;
     bool sure = false;             // `expected` stays empty
     bool serial = false;           // see `set_serial`
-    std::vector<uint64_t> entered; // calls of this step, by turn
+    std::vector<uint64_t> entered; // calls of this step, by start number
     std::vector<uint64_t> left;    // calls that are over
     std::vector<uint64_t> late;    // late calls that are not over
     uint64_t calls = 0;            // of all steps
@@ -127,15 +128,15 @@ private:
 
   struct held {
     std::vector<module_id> modules;
-    uint64_t turn = 0;
+    uint64_t start_number = 0;
     completion_ptr opened;
   };
 
-  bool is_open(const std::vector<module_id>& xs, uint64_t turn) const;
-  bool passed(const gate& x, uint64_t turn) const;
-  failure overtaken(const std::vector<module_id>& xs, uint64_t turn,
+  bool is_open(const std::vector<module_id>& xs, uint64_t start_number) const;
+  bool passed(const gate& x, uint64_t start_number) const;
+  failure overtaken(const std::vector<module_id>& xs, uint64_t start_number,
                     microbatch_id x);
-  void enter(const std::vector<module_id>& xs, uint64_t turn);
+  void enter(const std::vector<module_id>& xs, uint64_t start_number);
   std::vector<completion_ptr> take_opened();
   void moved(std::unique_lock<std::mutex> guard);
 
@@ -144,7 +145,7 @@ private:
   mutable std::mutex mutex_;
   std::map<module_id, gate> gates_;
   bool serial_ = false;
-  std::vector<bool> over_; // by turn
+  std::vector<bool> over_; // by start number
   std::set<module_id> overtaken_;
   std::set<module_id> called_late_;
   std::vector<held> held_;

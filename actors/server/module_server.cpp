@@ -122,7 +122,7 @@ bool module_server_state::gather(const request& x) {
 }
 
 void module_server_state::forward_over(const smp::forward_over& x) {
-  options.services->forward_over(x.step, x.turn);
+  options.services->forward_over(x.step, x.start_number);
 }
 
 void module_server_state::microbatch_over(const microbatch_done& x) {

@@ -92,7 +92,7 @@ void server_core::end_forward(const forward_over& x) {
     early_[x.step].forwards.push_back(x);
   } else if (open_ && x.step == current_.step) {
     if (options_.sequencer)
-      options_.sequencer->forward_over(x.turn, !options_.leader);
+      options_.sequencer->forward_over(x.start_number, !options_.leader);
     output_.forward_over(x);
   }
 }
@@ -180,7 +180,8 @@ void server_core::admit(request x) {
 
 void server_core::admit_in_turn(held_request x) {
   try {
-    if (options_.sequencer->open(x.modules, x.what.turn, x.what.microbatch))
+    if (options_.sequencer->open(x.modules, x.what.start_number,
+                                 x.what.microbatch))
       push(std::move(x.what), std::move(x.modules));
     else
       held_.push_back(std::move(x));
@@ -265,8 +266,9 @@ void server_core::token_granted() {
 void server_core::turns_moved() {
   auto held = std::exchange(held_, {});
   // Oldest first: a request that enters may keep the others waiting.
-  std::stable_sort(held.begin(), held.end(),
-                   [](auto& x, auto& y) { return x.what.turn < y.what.turn; });
+  std::stable_sort(held.begin(), held.end(), [](auto& x, auto& y) {
+    return x.what.start_number < y.what.start_number;
+  });
   for (auto& x : held)
     if (failed_)
       reply({x.what.id, {}, failed_});
@@ -372,7 +374,7 @@ void server_core::finish(context_id ctx, outcome x) {
   auto id = cur.id;
   auto promised = cur.promised;
   if (!entered.empty())
-    options_.sequencer->leave(std::exchange(entered, {}), cur.turn);
+    options_.sequencer->leave(std::exchange(entered, {}), cur.start_number);
   auto known = false; // the answer looks as it did in the record
   if (following() && !x.error) {
     auto divergence = replay_->end(id, x.body);
@@ -570,8 +572,8 @@ void server_core::serve_next() {
   if (auto y = std::get_if<response>(&item.work))
     return output_.resume(ctx, std::move(*y));
   auto& x = std::get<request>(item.work);
-  entry.current = request{x.id,   x.step, x.microbatch, x.module,
-                          x.what, {},     x.turn};
+  entry.current = request{x.id,   x.step, x.microbatch,  x.module,
+                          x.what, {},     x.start_number};
   entry.current->promised = x.promised;
   entry.promises.clear();
   entry.entered = std::move(item.entered);

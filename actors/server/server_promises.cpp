@@ -12,8 +12,8 @@ namespace smp {
 request server_core::request_of(const context_entry& from, uint64_t number,
                                 call& x) const {
   auto& cur = *from.current;
-  request result{{self(), number}, cur.step,          cur.microbatch, x.module,
-                 x.what,           std::move(x.body), cur.turn};
+  request result{{self(), number}, cur.step,          cur.microbatch,  x.module,
+                 x.what,           std::move(x.body), cur.start_number};
   result.promised = x.kind == call_kind::promise;
   result.needs = std::move(x.needs);
   result.released = std::move(x.released);

@@ -93,7 +93,7 @@ public:
   /// How it is sent.
   struct way {
     /// Null: the caller waits, and the owner keeps nothing by name.
-    std::shared_ptr<const call_plan> plan = {};
+    std::shared_ptr<const result_plan> plan = {};
     /// Key under which the next call of this kind looks; may be empty.
     std::string kind = {};
     /// Records which results are used; may be null.
@@ -111,7 +111,7 @@ public:
 private:
   call_streams::origin number_call() const;
   remote_tensor put_argument(const at::Tensor& x, bool snapshot);
-  forward_request make_request(value args, const call_plan* plan);
+  forward_request make_request(value args, const result_plan* plan);
   call make_call(const forward_request& x, const way& how) const;
   call_result exchange(const forward_request& asked, call c, const way& how);
   sent_call describe_sent(const sent_request_ptr& x, size_t outputs) const;
@@ -177,7 +177,8 @@ call_streams::origin outgoing_call::number_call() const {
   }
 }
 
-forward_request outgoing_call::make_request(value args, const call_plan* plan) {
+forward_request outgoing_call::make_request(value args,
+                                            const result_plan* plan) {
   forward_request result;
   result.head = {target_.kind, target_.first, target_.last, 0};
   result.context = call_context::current();
@@ -206,7 +207,7 @@ call outgoing_call::make_call(const forward_request& x, const way& how) const {
     result = promise_call(std::move(result));
   for (auto& y : promised_)
     result.needs.push_back(y->id());
-  result.memo = how.plan;
+  result.plan = how.plan;
   return result;
 }
 
@@ -414,8 +415,8 @@ std::optional<call_result> outgoing_call::repeat(value& args, const way& how) {
 /// @returns how to send a call of a known kind: its reply carries the results
 /// that the caller used the last time, and the rest stays at the owner. (One
 /// that waits has them all the first time.)
-std::shared_ptr<const call_plan> plan_of(const promise_book::memory& known) {
-  auto result = std::make_shared<call_plan>();
+std::shared_ptr<const result_plan> plan_of(const promise_book::memory& known) {
+  auto result = std::make_shared<result_plan>();
   result->next = known.next;
   if (!known.next) {
     result->left = known.taken->left();
@@ -429,8 +430,8 @@ std::shared_ptr<const call_plan> plan_of(const promise_book::memory& known) {
 }
 
 /// @returns how the call `x` of the replayed step was sent
-std::shared_ptr<const call_plan> plan_of(const recorded_call& x) {
-  return std::dynamic_pointer_cast<const call_plan>(x.memo);
+std::shared_ptr<const result_plan> plan_of(const recorded_call& x) {
+  return std::dynamic_pointer_cast<const result_plan>(x.plan);
 }
 
 } // namespace

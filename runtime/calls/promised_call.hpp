@@ -56,7 +56,7 @@ using prediction_ptr = std::shared_ptr<const prediction>;
 
 /// How a call is sent, given what its caller knows: a replay of the step sends
 /// it the same way.
-struct call_plan : call_memo {
+struct result_plan : call_plan {
   /// What the caller goes on with; null: it waits.
   prediction_ptr next;
   /// See `forward_request::left`.

@@ -22,7 +22,7 @@ void running_call::begin(const request& x, uint64_t seed) {
   step_ = x.step;
   microbatch_ = x.microbatch;
   id_ = x.id;
-  turn_ = x.turn;
+  start_number_ = x.start_number;
   is_root_ = x.module == root_module && x.id.origin == rank_.self();
   requests_ = 0;
   streams_.begin(seed);

@@ -61,8 +61,8 @@ public:
   }
 
   /// Number of microbatches of the step that started before this one.
-  uint64_t turn() const noexcept {
-    return turn_;
+  uint64_t start_number() const noexcept {
+    return start_number_;
   }
 
   /// True for the step body on pp_rank 0.
@@ -306,7 +306,7 @@ private:
   step_id step_;
   microbatch_id microbatch_;
   request_id id_;
-  uint64_t turn_ = 0;
+  uint64_t start_number_ = 0;
   bool is_root_ = false;
   uint32_t requests_ = 0;
   std::vector<std::shared_ptr<sent_request>> outstanding_;

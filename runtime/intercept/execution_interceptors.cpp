@@ -29,7 +29,7 @@ public:
       return;
     ex->note_state();
     auto& rank = ex->rank();
-    if (auto open = rank.sequencer().opening({*x.module}, ex->turn(),
+    if (auto open = rank.sequencer().opening({*x.module}, ex->start_number(),
                                              ex->microbatch()))
       waiter::current().wait(
         open,
@@ -40,7 +40,7 @@ public:
 
   void leave(const intercepted_call& x, bool) override {
     if (auto* ex = ordered(x))
-      ex->rank().sequencer().leave({*x.module}, ex->turn());
+      ex->rank().sequencer().leave({*x.module}, ex->start_number());
   }
 
 private:
@@ -79,7 +79,7 @@ public:
     auto* store = ex != nullptr ? ex->rank().offload() : nullptr;
     // Tensors of recomputations and calls in backward are needed at once.
     return store != nullptr && !ex->in_backward()
-             ? offloaded_tensors::take(*store, ex->turn(), xs)
+             ? offloaded_tensors::take(*store, ex->start_number(), xs)
              : nullptr;
   }
 };

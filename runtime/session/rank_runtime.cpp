@@ -306,9 +306,9 @@ void rank_runtime::microbatch_over(step_id step, microbatch_id x) {
   own_objects_.end_microbatch(step, x);
 }
 
-void rank_runtime::forward_over(step_id, uint64_t turn) {
+void rank_runtime::forward_over(step_id, uint64_t start_number) {
   if (own_offload_)
-    own_offload_->announce(turn);
+    own_offload_->announce(start_number);
 }
 
 void rank_runtime::step_over(step_id x) {

@@ -185,7 +185,7 @@ private:
   std::string module_name(module_id x) override;
   void step_failed(step_id step, const failure& why) override;
   void microbatch_over(step_id step, microbatch_id x) override;
-  void forward_over(step_id step, uint64_t turn) override;
+  void forward_over(step_id step, uint64_t start_number) override;
   void step_over(step_id x) override;
 
   // -- fabric_listener --------------------------------------------------------

@@ -238,7 +238,7 @@ TEST_CASE_METHOD(replay_fixture, "the record stands for what is not sent",
   CHECK(x.step == step_id{8});
   CHECK(x.microbatch == microbatch_id{1});
   CHECK(x.module == module_id{7});
-  CHECK(x.turn == 1);
+  CHECK(x.start_number == 1);
   CHECK(x.body.bytes == body("arguments").bytes);
   CHECK(x.body.tensors.size() == 1);
   auto mine = request_id{rank_id{0}, request_number(step_id{8}, 2)};

@@ -115,7 +115,7 @@ TEST_CASE("a request keeps everything on its way", "[actors][wire]") {
   CHECK(y.microbatch == microbatch_id{2});
   CHECK(y.module == module_id{40});
   CHECK(y.what == phase::backward);
-  CHECK(y.turn == 6);
+  CHECK(y.start_number == 6);
   CHECK(y.promised);
   CHECK(y.after == 16);
   CHECK(y.needs == std::vector<object_id>{result(1, 6), result(2, 0)});
@@ -197,7 +197,7 @@ TEST_CASE("the ends of microbatches and steps keep everything",
   CHECK(y.error == make_failure());
   auto z = std::get<forward_over>(decode(encode(forward_over{step_id{4}, 2})));
   CHECK(z.step == step_id{4});
-  CHECK(z.turn == 2);
+  CHECK(z.start_number == 2);
 }
 
 TEST_CASE("a report gives each value its own tensors back", "[actors][wire]") {

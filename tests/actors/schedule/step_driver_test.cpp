@@ -17,7 +17,7 @@ using lines = std::vector<std::string>;
 struct driver_fixture : driver_output {
   void start(request x) override {
     requests[x.microbatch.value] = x.id;
-    turn_of[x.microbatch.value] = x.turn;
+    turn_of[x.microbatch.value] = x.start_number;
     note("f", x.microbatch);
   }
 
@@ -26,7 +26,7 @@ struct driver_fixture : driver_output {
   }
 
   void forward_over(const smp::forward_over& x) override {
-    turns.push_back(x.turn);
+    turns.push_back(x.start_number);
   }
 
   void microbatch_over(const microbatch_done& x) override {

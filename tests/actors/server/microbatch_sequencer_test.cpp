@@ -25,31 +25,32 @@ struct sequencer_fixture {
   /// One step in which each microbatch calls `norm` so often, in order.
   void learn(const std::vector<int>& calls) {
     gate.begin_step(calls.size());
-    for (uint64_t turn = 0; turn < calls.size(); ++turn) {
-      for (int i = 0; i < calls[turn]; ++i)
-        call(turn);
-      gate.forward_over(turn);
+    for (uint64_t start_number = 0; start_number < calls.size();
+         ++start_number) {
+      for (int i = 0; i < calls[start_number]; ++i)
+        call(start_number);
+      gate.forward_over(start_number);
     }
     gate.end_step(true);
   }
 
-  bool open(uint64_t turn, std::vector<module_id> xs = {norm}) {
-    return gate.open(xs, turn, microbatch_id{turn});
+  bool open(uint64_t start_number, std::vector<module_id> xs = {norm}) {
+    return gate.open(xs, start_number, microbatch_id{start_number});
   }
 
-  completion_ptr opening(uint64_t turn) {
-    return gate.opening({norm}, turn, microbatch_id{turn});
+  completion_ptr opening(uint64_t start_number) {
+    return gate.opening({norm}, start_number, microbatch_id{start_number});
   }
 
   /// One call that enters and is over.
-  void call(uint64_t turn, module_id x = norm) {
-    REQUIRE(open(turn, {x}));
-    gate.leave({x}, turn);
+  void call(uint64_t start_number, module_id x = norm) {
+    REQUIRE(open(start_number, {x}));
+    gate.leave({x}, start_number);
   }
 
   /// Calls `norm` when a younger microbatch has been there.
-  failure overtake(uint64_t turn) {
-    return failure_of([&] { open(turn); });
+  failure overtake(uint64_t start_number) {
+    return failure_of([&] { open(start_number); });
   }
 
   microbatch_sequencer gate{

@@ -178,7 +178,7 @@ struct replay_fixture : replaying_core {
     x.owner = rank_id{1};
     x.number = promise_number(step_id{step}, 4);
     x.body = text_payload(text);
-    x.memo = std::make_shared<call_memo>();
+    x.plan = std::make_shared<call_plan>();
     x.released = {result_name(rank_id{1}, {rank_id{0}, 2}, step_id{step}, 0)};
     x.answer = std::make_shared<awaited<response>>();
     auto result = x.answer;
@@ -222,7 +222,7 @@ TEST_CASE_METHOD(replay_fixture, "a promise of a replayed step is its number",
   record();
   auto known = records->sent({rank_id{1}, request_number(step_id{2}, 1)}, 0);
   REQUIRE(known);
-  CHECK(known->memo); // what its caller went on with
+  CHECK(known->plan); // what its caller went on with
   auto x = promise(2);
   CHECK(out.take() == lines{"ask r1 as recorded"});
   CHECK(out.asked_again.id == promised(2));

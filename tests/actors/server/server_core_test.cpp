@@ -127,14 +127,14 @@ struct ordered_fixture : core_fixture {
     gate->on_moved([this] { ++moved; });
   }
 
-  void receive_turn(uint64_t number, uint64_t turn, uint64_t step = 1) {
+  void receive_turn(uint64_t number, uint64_t start_number, uint64_t step = 1) {
     core.receive(request{{rank_id{1}, number},
                          step_id{step},
-                         microbatch_id{turn},
+                         microbatch_id{start_number},
                          module_id{7},
                          phase::forward,
                          {},
-                         turn});
+                         start_number});
   }
 
   std::shared_ptr<microbatch_sequencer> gate;
