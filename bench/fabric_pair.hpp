@@ -65,7 +65,7 @@ inline message make_message(order what, uint64_t size) {
   result.body.bytes = {static_cast<std::byte>(what)};
   if (size > 0)
     result.body.tensors.push_back(
-      {block->data(), size, 0, {}, {static_cast<int64_t>(size)}, block});
+      {{0, {}, {static_cast<int64_t>(size)}, {}}, block->data(), size, block});
   return result;
 }
 
