@@ -5,6 +5,7 @@
 #include "runtime/collectives/current_rank.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/optimizer/fused_update.hpp"
+#include "runtime/optimizer/gradient_norm.hpp"
 #include "runtime/optimizer/half_parameters.hpp"
 #include "runtime/optimizer/loss_scaler.hpp"
 #include "runtime/optimizer/master_weights.hpp"
@@ -19,7 +20,6 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/optimizer.h>
@@ -128,22 +128,8 @@ double sum_over(const comm_group& group, const char* what, double x) {
   return sums_over(group, what, {x}).front();
 }
 
-/// @returns the elements that are stored
-at::Tensor values_of(const at::Tensor& gradient) {
-  return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
-}
-
-/// The gradient's own type would give a norm few digits, or none.
-double norm_of(const at::Tensor& gradient) {
-  auto x = values_of(gradient);
-  auto type = c10::isReducedFloatingType(x.scalar_type())
-                ? std::optional{at::kFloat}
-                : std::nullopt;
-  return at::linalg_vector_norm(x, 2, std::nullopt, false, type).item<double>();
-}
-
 bool is_finite(const at::Tensor& gradient) {
-  return at::isfinite(values_of(gradient)).all().item<bool>();
+  return at::isfinite(stored_values(gradient)).all().item<bool>();
 }
 
 /// Converts gradients to another loss scale.
@@ -440,10 +426,8 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   // By tensor and not by rank: the assignment to ranks may follow from measured
   // times, and the last bit of the sum must not depend on these.
   std::vector<double> squares(model.state().model().tensors.size());
-  for (auto& [tensor, g, copies] : grads) {
-    auto norm = norm_of(g);
-    squares[tensor] += norm * norm / copies;
-  }
+  for (auto& [tensor, g, copies] : grads)
+    squares[tensor] += sum_of_squares(g) / copies;
   auto group = shares_gradients(session::current().internals())
                  ? comm_group::world
                  : comm_group::mp;

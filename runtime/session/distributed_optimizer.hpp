@@ -148,7 +148,7 @@ private:
 /// scale, is at most `max_norm`. Collective over the ranks that hold the model
 /// together; with `shard_gradients`, over all ranks. (torch's own function
 /// would see the gradients of one rank only.)
-/// @returns the norm before scaling, computed in float32 or wider
+/// @returns the norm before scaling, added up in float64
 double clip_grad_norm_(distributed_model_base& model, double max_norm);
 
 /// Tells whether any gradient on any rank is infinite or NaN. Collective over

@@ -2,6 +2,7 @@
 
 #include "runtime/checkpoint/weight_files.hpp"
 #include "runtime/checkpoint/weight_names.hpp"
+#include "runtime/optimizer/gradient_norm.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
@@ -300,11 +301,8 @@ void reference_run::update(const moment& x,
   apart here;
   auto& s = *state_;
   double squares = 0;
-  for (auto& [name, g] : gradients) {
-    auto wide = c10::promoteTypes(g.scalar_type(), at::kFloat);
-    auto norm = g.to(wide).norm().item<double>();
-    squares += norm * norm;
-  }
+  for (auto& [name, g] : gradients)
+    squares += sum_of_squares(g);
   result.gradient_norm = std::sqrt(squares);
   auto factor = std::min(1.0,
                          s.config.optimizer.clip_grad_norm.value_or(infinity)

@@ -422,7 +422,7 @@ private:
   }
 
   void norm() {
-    // A sum of squares in another order and type.
+    // A sum of squares in another order.
     scalar(finding_kind::norm, "norm of the whole gradient",
            in_.pipeline.gradient_norm, in_.reference.gradient_norm,
            wider(in_.allowed, {1e-4, 1e-7}));

@@ -125,7 +125,7 @@ std::vector<test::verify_case> right_cases() {
     if (i % 4 == 0)
       result.back().config.optimizer.type = "sgd";
   }
-  for (auto model : {"norm", "dropout"})
+  for (auto model : {"norm", "dropout", "long"})
     result.push_back(test::model_case(model, 1, "simple", 2));
   return result;
 }
@@ -134,7 +134,7 @@ std::vector<test::verify_case> right_cases() {
 
 TEST_CASE("Right configurations give no false alarm", "[runtime][verify]") {
   auto cases = right_cases();
-  REQUIRE(cases.size() == 30);
+  REQUIRE(cases.size() == 31);
   for (auto& x : cases) {
     INFO(x.name);
     auto summary = test::run_case(x);

@@ -26,6 +26,7 @@ verify_case gpt_case(uint64_t ranks, const std::string& pipeline,
 ///
 ///   norm      batch norms on the last rank
 ///   remote    a parameter of rank 0 is an argument of a module on the last
+///   long      a parameter too long for sums in float32
 ///   dropout   dropout on every rank
 ///   reuse     one module, three calls per microbatch
 ///   branch    how many modules run depends on the numbers
