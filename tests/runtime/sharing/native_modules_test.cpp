@@ -283,6 +283,38 @@ TEST_CASE("ranks share a class of a file through hooks",
   }
 }
 
+TEST_CASE("hooks get no parameters that a trace passes to their module",
+          "[runtime][model][tensor_parallel][tp_register]") {
+  auto pipeline = GENERATE(1u, 2u);
+  CAPTURE(pipeline);
+  scratch_dir dir;
+  std::string path = dir.path / "model.pt";
+  torch::manual_seed(2);
+  auto data = torch::randn({8, 8});
+  auto kernel = torch::randn({6, 8}).requires_grad_();
+  auto offset = torch::randn({6}).requires_grad_();
+  const std::string type = "own_package.layers.Traced";
+  tp_register<smp::nn::distributed_linear>(
+    type,
+    [](const torch::jit::Module&) {
+      return linear_options{.weight = "kernel", .bias = "offset"};
+    },
+    [](const Tensor& x, const Tensor& scale) { return x * scale; });
+  save_model_of(path, type, {{"kernel", kernel}, {"offset", offset}},
+                "def forward(self, kernel, offset, x, scale):\n"
+                "  return torch.linear(x * scale, kernel, offset)\n",
+                "  fc = self.fc\n"
+                "  y = fc.forward(fc.kernel, fc.offset, x, x.exp())\n"
+                "  return torch.sin(y).mean()\n");
+  auto [text, gradients] = share_fc(path, data, pipeline);
+  CHECK_THAT(text, ContainsSubstring("Linear shared by 2 ranks: fc"));
+  torch::sin(torch::linear(data * data.exp(), kernel, offset))
+    .mean()
+    .backward();
+  check_near(gradients.at("fc.kernel"), kernel.grad());
+  check_near(gradients.at("fc.offset"), offset.grad());
+}
+
 TEST_CASE("a library of operators registers a class of a file with hooks",
           "[runtime][model][tensor_parallel][tp_register]") {
   scratch_dir dir;
