@@ -1,19 +1,34 @@
 #include "actors/comm/comm_fabric.hpp"
 
+#include "actors/comm/message_priority.hpp"
 #include "actors/comm/stage_actors.hpp"
-#include "actors/protocol/actor_system.hpp"
-
-#include <caf/scoped_actor.hpp>
-#include <caf/send.hpp>
 
 #include <algorithm>
-#include <mutex>
-#include <set>
+#include <new>
+#include <string>
 #include <utility>
 
 namespace smp {
 
 namespace {
+
+/// Upper bound, in bytes, on memory that is kept for reuse after tensors were
+/// copied out of a nearly full receive arena.
+constexpr uint64_t pool_limit = uint64_t{256} << 20;
+
+/// Messages in flight to a rank: more do not raise the throughput.
+constexpr uint64_t window_messages = 8;
+
+/// Their bytes; a single message may exceed this.
+constexpr uint64_t window_bytes = uint64_t{128} << 20;
+
+bool on_device_path(const comm_tensor& x) noexcept {
+  return x.rule == comm_rule::device_path;
+}
+
+bool any_on_device_path(const comm_message& x) noexcept {
+  return std::any_of(x.tensors.begin(), x.tensors.end(), on_device_path);
+}
 
 bool is_on_host(const tensor_ref& x) noexcept {
   return x.device == device_ref{} && !x.ready;
@@ -30,100 +45,48 @@ bool all_tensors(const message& x, Predicate f) {
   return std::all_of(x.body.tensors.begin(), x.body.tensors.end(), f);
 }
 
+uint64_t bytes_of(const message& x) noexcept {
+  return x.body.bytes.size() + tensor_bytes(x.body);
+}
+
+/// How often a wait for a device checks whether it should go on.
+constexpr std::chrono::milliseconds device_look{50};
+
+std::string device_name(device_ref x) {
+  return x == device_ref{}
+           ? "host memory"
+           : "device " + std::to_string(x.type) + ":" + std::to_string(x.index);
+}
+
 } // namespace
 
-struct comm_fabric::impl : comm_outside, tensor_places {
-  impl(comm_fabric& owner, std::shared_ptr<actor_host> h,
-       const comm_options& options)
-    : owner(owner),
-      host(std::move(h)),
-      placing(dynamic_cast<placing_fabric*>(&owner.inner())),
-      core(owner.self(), options, *this) {
-    if (core.has_device_path())
-      prepare_device_path();
-    actors = spawn_stages(host->get().system, core);
-  }
-
-  void prepare_device_path() {
-    if (placing == nullptr)
-      throw error{error_code::unsupported,
-                  "the device path without devices: this fabric "
-                  "does not ask where tensors shall lie"};
-    for (auto x : {&core.send_arena(), &core.receive_arena()})
-      if (auto size = (*x)->status().capacity; size > 0)
-        placing->register_memory((*x)->memory(), size);
-    placing->place_with(*this);
-  }
-
-  /// After this, the stages make no more calls.
-  void end_actors() {
-    if (std::exchange(ended, true))
-      return;
-    caf::scoped_actor self{host->get().system};
-    for (auto& x : actors) {
-      self->monitor(x);
-      self->send_exit(x, caf::exit_reason::user_shutdown);
-    }
-    for (size_t i = 0; i < actors.size(); ++i)
-      self->receive([](const caf::down_msg&) {});
-  }
-
-  // -- comm_outside -----------------------------------------------------------
-
-  void hand_over(comm_stage to, comm_message_ptr x) override {
-    caf::anon_send(actors[static_cast<size_t>(to)], std::move(x));
-  }
-
-  void launch(const comm_message_ptr& x,
-              std::vector<uint64_t> transfers) override {
-    // From here on the fabric owns the content, so everything that is needed
-    // later is stored beside it.
-    auto left = [this, x](const failure& why) { core.left(x, why); };
-    if (transfers.empty())
-      owner.inner().send(x->peer, std::move(x->content), std::move(left));
-    else
-      placing->send_marked(x->peer, std::move(x->content), std::move(transfers),
-                           std::move(left));
-  }
-
-  void deliver(rank_id from, message x) override {
-    if (!core.delivers_in_turns())
-      return owner.hear(from, std::move(x));
-    // Several stages and the fabric deliver: let in one at a time, and nothing
-    // from a rank after its loss.
-    std::lock_guard guard{delivery};
-    if (!lost.contains(from))
-      owner.hear(from, std::move(x));
-  }
-
-  // -- tensor_places ----------------------------------------------------------
-
-  std::shared_ptr<std::byte> place(const arriving_tensor& x) override {
-    return core.place(x);
-  }
-
-  void placed(rank_id by, uint64_t transfer, bool as_marked) override {
-    core.placed({by, transfer, as_marked});
-  }
-
-  comm_fabric& owner;
-  std::shared_ptr<actor_host> host;
-  placing_fabric* placing;
-  comm_core core;
-  std::array<comm_stage_actor, comm_stages> actors;
-  std::mutex delivery;
-  std::set<rank_id> lost; // guarded by delivery
-  bool ended = false;
-};
+comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
+                         std::shared_ptr<rank_board> board,
+                         const comm_options& options, hand_over f)
+  : forwarding_fabric(std::move(inner)),
+    board_(std::move(board)),
+    placing_(dynamic_cast<placing_fabric*>(&this->inner())),
+    router_(self(), options),
+    has_devices_(options.devices != nullptr),
+    devices_(has_devices_
+               ? options.devices
+               : std::shared_ptr<device_ops>{std::make_shared<host_ops>()}),
+    device_patience_(options.device_patience),
+    pool_(router_.has_device_path() ? pool_limit : 0),
+    hand_over_(std::move(f)) {
+  if (router_.has_device_path())
+    prepare_device_path(options);
+}
 
 comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
                          std::shared_ptr<actor_host> host,
                          std::shared_ptr<rank_board> board,
                          const comm_options& options)
-  : forwarding_fabric(std::move(inner)),
-    board_(std::move(board)),
-    impl_(std::make_unique<impl>(*this, std::move(host), options)) {
-  // nop
+  : comm_fabric(std::move(inner), std::move(board), options,
+                [this](comm_stage to, comm_message_ptr x) {
+                  actors_->hand_over(to, std::move(x));
+                }) {
+  actors_ = std::make_unique<stage_actors>(std::move(host), *this);
 }
 
 comm_fabric::~comm_fabric() {
@@ -131,8 +94,39 @@ comm_fabric::~comm_fabric() {
   stop(std::chrono::milliseconds{0});
 }
 
-void comm_fabric::place(std::vector<uint64_t> machine_of_rank) {
-  impl_->core.place(std::move(machine_of_rank));
+void comm_fabric::prepare_device_path(const comm_options& options) {
+  if (placing_ == nullptr)
+    throw error{error_code::unsupported,
+                "the device path without devices: this fabric "
+                "does not ask where tensors shall lie"};
+  send_arena_.emplace(options.send_arena);
+  receive_arena_.emplace(options.receive_arena);
+  for (auto x : {&*send_arena_, &*receive_arena_})
+    if (auto size = x->status().capacity; size > 0)
+      placing_->register_memory(x->memory(), size);
+  placing_->place_with(*this);
+}
+
+// -- COMM INITIATOR -----------------------------------------------------------
+
+comm_message_ptr comm_fabric::make(rank_id to, message x, sent_callback done) {
+  auto result = std::make_shared<comm_message>();
+  result->number = next_++;
+  result->peer = to;
+  result->done = std::move(done);
+  result->bytes = bytes_of(x);
+  result->since = comm_ledger::clock::now();
+  for (size_t i = 0; i < x.body.tensors.size(); ++i) {
+    auto& t = x.body.tensors[i];
+    if (t.nbytes <= riding_limit)
+      continue;
+    auto rule = router_.rule_for(t.device, to);
+    result->tensors.push_back({next_++, i, t.nbytes, t.dtype, t.device, rule});
+    if (rule != comm_rule::device_path)
+      ledger_.sent(rule);
+  }
+  result->content = std::move(x);
+  return result;
 }
 
 void comm_fabric::send(rank_id to, message x, sent_callback done) {
@@ -141,43 +135,437 @@ void comm_fabric::send(rank_id to, message x, sent_callback done) {
   if (all_tensors(x, just_rides)
       || (to == self() && all_tensors(x, is_on_host)))
     return inner().send(to, std::move(x), std::move(done));
-  impl_->core.send(to, std::move(x), std::move(done));
+  auto m = make(to, std::move(x), std::move(done));
+  ledger_.handled(comm_stage::initiator, m->bytes);
+  if (!any_on_device_path(*m)) {
+    ledger_.enter(*m, comm_stage::requester);
+    return take_host_path(m);
+  }
+  ledger_.enter(*m, comm_stage::d2d_allocator);
+  allocate(std::move(m));
 }
 
-void comm_fabric::stop(std::chrono::milliseconds limit) {
-  using clock = comm_ledger::clock;
-  auto deadline = clock::now() + limit;
-  impl_->core.drain(deadline);
-  auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline
-                                                           - clock::now());
-  inner().stop(std::max(left, std::chrono::milliseconds{0}));
-  impl_->core.close(
-    {error_code::cancelled, self(), {}, "the fabric was stopped"});
-  impl_->end_actors();
+// -- host path ----------------------------------------------------------------
+
+void comm_fabric::take_host_path(const comm_message_ptr& x) {
+  if (is_away(x->content)) {
+    ledger_.move(x->number, comm_stage::preprocessing);
+    return hand_over_(comm_stage::preprocessing, x);
+  }
+  // The fabric refuses tensors on a device that this rank does not have.
+  ledger_.passed_by(comm_stage::preprocessing);
+  request(x);
 }
 
-uint64_t comm_fabric::queued_to(rank_id x) const {
-  auto credits = dynamic_cast<const credit_fabric*>(&inner());
-  return impl_->core.queued_to(x)
-         + (credits != nullptr ? credits->queued_to(x) : 0);
+void comm_fabric::request(const comm_message_ptr& x) {
+  ledger_.handled(comm_stage::requester, x->bytes);
+  begin(x);
 }
 
-comm_report comm_fabric::status() const {
-  return impl_->core.status();
+// -- device path: this rank sends ---------------------------------------------
+
+void comm_fabric::allocate(comm_message_ptr x) {
+  auto same_node = router_.link_to(x->peer).same_node;
+  // On the same node the receiver reads the tensors in place if they are in
+  // host memory.
+  if (same_node && !is_away(x->content)) {
+    ledger_.passed_by(comm_stage::d2d_allocator);
+    return begin(x);
+  }
+  ledger_.handled(comm_stage::d2d_allocator, x->bytes);
+  for (auto& t : x->tensors) {
+    if (!on_device_path(t))
+      continue;
+    t.block = send_arena_->take(t.nbytes);
+    if (t.block)
+      continue;
+    t.rule = comm_rule::no_space;
+    ledger_.sent(t.rule);
+  }
+  if (!any_on_device_path(*x))
+    return take_host_path(x);
+  auto at = same_node ? comm_stage::d2d_send : comm_stage::cross_node_progress;
+  ledger_.move(x->number, at);
+  hand_over_(at, std::move(x));
+}
+
+// -- both paths: this rank sends ----------------------------------------------
+
+void comm_fabric::begin(const comm_message_ptr& x) {
+  // Before `enter`: after it, another thread may launch `x` at any time.
+  ledger_.move(x->number, comm_stage::requester);
+  if (enter(x))
+    launch(x);
+}
+
+void comm_fabric::launch(const comm_message_ptr& x) {
+  auto done = [this, x](const failure& why) { left(x, why); };
+  // From here on the fabric owns the content, so everything that is needed
+  // later is stored beside it.
+  if (!any_on_device_path(*x)) {
+    ledger_.move(x->number, comm_stage::tracker);
+    ledger_.handled(comm_stage::tracker, x->bytes);
+    return inner().send(x->peer, std::move(x->content), std::move(done));
+  }
+  auto same_node = router_.link_to(x->peer).same_node;
+  auto at = same_node ? comm_stage::d2d_send : comm_stage::io_send_watcher;
+  ledger_.move(x->number, at);
+  ledger_.handled(at, x->bytes);
+  auto transfers = await_places(x);
+  placing_->send_marked(x->peer, std::move(x->content), std::move(transfers),
+                        std::move(done));
+}
+
+std::vector<uint64_t> comm_fabric::await_places(const comm_message_ptr& x) {
+  std::vector<uint64_t> result(x->content.body.tensors.size());
+  std::lock_guard guard{awaited_mutex_};
+  for (size_t i = 0; i < x->tensors.size(); ++i) {
+    auto& t = x->tensors[i];
+    if (!on_device_path(t))
+      continue;
+    result[t.position] = t.id;
+    awaited_.emplace(t.id, awaited_tensor{x, i});
+  }
+  return result;
+}
+
+void comm_fabric::left(const comm_message_ptr& x, const failure& why) {
+  ledger_.leave(x->number);
+  if (why) {
+    std::lock_guard guard{awaited_mutex_};
+    for (auto& t : x->tensors)
+      awaited_.erase(t.id);
+  }
+  x->finish(why);
+  if (!leave(x->peer, x->bytes))
+    return;
+  while (auto y = next(x->peer))
+    launch(y);
+}
+
+void comm_fabric::placed(rank_id by, uint64_t transfer, bool as_marked) {
+  std::lock_guard guard{awaited_mutex_};
+  auto i = awaited_.find(transfer);
+  // Do not trust what another rank says.
+  if (i == awaited_.end() || i->second.of->peer != by)
+    return;
+  auto& t = i->second.of->tensors[i->second.index];
+  if (!as_marked)
+    t.rule = comm_rule::no_space;
+  ledger_.sent(t.rule);
+  awaited_.erase(i);
+}
+
+// -- the window ---------------------------------------------------------------
+
+bool comm_fabric::has_room(const line& x, uint64_t bytes) const noexcept {
+  auto& now = x.counts;
+  return closed_ || now.open == 0
+         || (now.open < window_messages
+             && now.open_bytes + bytes <= window_bytes);
+}
+
+bool comm_fabric::enter(const comm_message_ptr& x) {
+  std::lock_guard guard{window_mutex_};
+  auto& to = lines_[x->peer];
+  // A message overtakes waiting messages only by its priority.
+  if (to.counts.queued == 0 && has_room(to, x->bytes)) {
+    ++to.counts.open;
+    to.counts.open_bytes += x->bytes;
+    return true;
+  }
+  ++to.counts.queued;
+  to.counts.queued_bytes += x->bytes;
+  to.kept[priority_of(x->content)].push_back(x);
+  return false;
+}
+
+bool comm_fabric::leave(rank_id peer, uint64_t bytes) {
+  std::lock_guard guard{window_mutex_};
+  auto& to = lines_[peer];
+  --to.counts.open;
+  to.counts.open_bytes -= bytes;
+  return to.counts.queued > 0 && !std::exchange(to.taking, true);
+}
+
+comm_message_ptr comm_fabric::next(rank_id peer) {
+  std::lock_guard guard{window_mutex_};
+  auto& to = lines_[peer];
+  if (to.kept.empty()
+      || !has_room(to, to.kept.begin()->second.front()->bytes)) {
+    to.taking = false;
+    return nullptr;
+  }
+  auto first = to.kept.begin();
+  auto result = std::move(first->second.front());
+  first->second.pop_front();
+  if (first->second.empty())
+    to.kept.erase(first);
+  --to.counts.queued;
+  to.counts.queued_bytes -= result->bytes;
+  ++to.counts.open;
+  to.counts.open_bytes += result->bytes;
+  return result;
+}
+
+void comm_fabric::close(const failure& why) {
+  std::vector<comm_message_ptr> all;
+  {
+    std::lock_guard guard{window_mutex_};
+    closed_ = true;
+    for (auto& [peer, to] : lines_) {
+      for (auto& [priority, kept] : to.kept)
+        for (auto& x : kept)
+          all.push_back(std::move(x));
+      to.kept.clear();
+      to.counts.queued = 0;
+      to.counts.queued_bytes = 0;
+    }
+  }
+  for (auto& x : all) {
+    ledger_.leave(x->number);
+    x->finish(why);
+  }
+}
+
+// -- this rank receives -------------------------------------------------------
+
+std::shared_ptr<std::byte> comm_fabric::place(const arriving_tensor& x) {
+  if (!receive_arena_)
+    return nullptr;
+  ledger_.handled(comm_stage::d2d_allocator, x.nbytes);
+  auto result = receive_arena_->take(x.nbytes);
+  ledger_.received(result ? comm_rule::device_path : comm_rule::no_space);
+  return result;
+}
+
+bool comm_fabric::has_placed(const message& x) const noexcept {
+  auto outside = [this](auto& t) { return !receive_arena_->contains(t.data); };
+  return receive_arena_ && !all_tensors(x, outside);
+}
+
+bool comm_fabric::is_crowded() const {
+  auto now = receive_arena_->status();
+  return now.used > now.capacity / 4 * 3;
 }
 
 void comm_fabric::on_message(rank_id from, message x) {
   if (all_tensors(x, just_rides))
-    impl_->deliver(from, std::move(x));
-  else
-    impl_->core.arrived(from, std::move(x));
+    return deliver(from, std::move(x));
+  auto for_devices = is_for_devices(x);
+  auto placed = has_placed(x);
+  if (!placed && !for_devices) {
+    ledger_.passed_by(comm_stage::postprocessing);
+    return deliver(from, std::move(x));
+  }
+  auto m = std::make_shared<comm_message>();
+  m->peer = from;
+  m->bytes = bytes_of(x);
+  m->content = std::move(x);
+  if (!placed)
+    return hand_over_(comm_stage::postprocessing, std::move(m));
+  // A tensor that is kept for long blocks space in the arena, so it is copied
+  // out of a crowded one.
+  auto copies = for_devices || is_crowded();
+  if (router_.link_to(from).same_node) {
+    if (copies)
+      return hand_over_(comm_stage::d2d_recv, std::move(m));
+    ledger_.passed_by(comm_stage::d2d_recv);
+  } else {
+    ledger_.handled(comm_stage::io_recv_watcher, m->bytes);
+    if (copies)
+      return hand_over_(comm_stage::cross_node_progress, std::move(m));
+    ledger_.passed_by(comm_stage::cross_node_progress);
+  }
+  deliver(from, std::move(m->content));
+}
+
+void comm_fabric::deliver(rank_id from, message x) {
+  std::unique_lock guard{delivery_, std::defer_lock};
+  // If stages deliver as well as the fabric: let in one at a time, and nothing
+  // from a rank after its loss.
+  if (router_.has_device_path() || has_devices_) {
+    guard.lock();
+    if (lost_.contains(from))
+      return;
+  }
+  listener().on_message(from, std::move(x));
+  board_->taken(from);
 }
 
 void comm_fabric::on_peer_lost(const failure& x) {
-  impl_->core.peer_lost(x.rank);
-  std::lock_guard guard{impl_->delivery};
-  impl_->lost.insert(x.rank);
+  {
+    std::lock_guard guard{awaited_mutex_};
+    std::erase_if(awaited_,
+                  [&](auto& y) { return y.second.of->peer == x.rank; });
+  }
+  std::lock_guard guard{delivery_};
+  lost_.insert(x.rank);
   listener().on_peer_lost(x);
+}
+
+// -- devices ------------------------------------------------------------------
+
+bool comm_fabric::is_away(const message& x) const noexcept {
+  return has_devices_ && !all_tensors(x, is_on_host);
+}
+
+bool comm_fabric::is_for_devices(const message& x) const noexcept {
+  auto here = [](auto& t) { return t.home == device_ref{}; };
+  return has_devices_ && !all_tensors(x, here);
+}
+
+failure comm_fabric::await(comm_message& x) const {
+  using clock = comm_ledger::clock;
+  using std::chrono::milliseconds;
+  auto deadline = clock::now() + device_patience_;
+  auto& tensors = x.content.body.tensors;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    auto& t = tensors[i];
+    while (t.ready) {
+      auto left = std::chrono::ceil<milliseconds>(deadline - clock::now());
+      if (t.ready->wait(std::clamp(left, milliseconds{0}, device_look)))
+        t.ready.reset();
+      else if (closed_)
+        return {error_code::cancelled, self(), {}, "the fabric was stopped"};
+      else if (left <= milliseconds{0})
+        return {error_code::transport,
+                self(),
+                {},
+                "tensor " + std::to_string(i) + " of a message to rank "
+                  + std::to_string(x.peer.value) + ", of "
+                  + device_name(t.home == device_ref{} ? t.device : t.home)
+                  + ", is not ready after "
+                  + std::to_string(device_patience_.count()) + " ms"};
+    }
+  }
+  return {};
+}
+
+failure comm_fabric::bring_out(comm_message& x) try {
+  auto& tensors = x.content.body.tensors;
+  std::vector<std::shared_ptr<std::byte>> blocks(tensors.size());
+  for (auto& t : x.tensors)
+    blocks[t.position] = std::move(t.block);
+  auto bring = [&](size_t i) {
+    auto& t = tensors[i];
+    auto to = std::move(blocks[i]);
+    if (!to)
+      to = devices_->allocate({}, t.nbytes);
+    auto home = t.device == device_ref{} ? t.home : t.device;
+    t = devices_->copy(t, std::move(to), {});
+    t.home = home;
+  };
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].device != device_ref{})
+      bring(i);
+  if (auto why = await(x))
+    return why;
+  // Now the contents of tensors in host memory have been computed, too.
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (blocks[i])
+      bring(i);
+  return {};
+} catch (const error& e) {
+  return e.cause();
+} catch (const std::bad_alloc&) {
+  return {error_code::transport, self(), {}, "no memory to copy a tensor"};
+}
+
+void comm_fabric::bring_in(message& x) try {
+  for (auto& t : x.body.tensors) {
+    auto where = t.home == device_ref{} ? std::nullopt : devices_->here(t.home);
+    if (where) {
+      t = devices_->copy(t, devices_->allocate(*where, t.nbytes), *where);
+      t.home = {};
+    } else if (receive_arena_ && receive_arena_->contains(t.data)) {
+      t = devices_->copy(t, pool_.take(t.nbytes), {});
+    }
+  }
+} catch (const std::bad_alloc&) {
+  // The tensor stays in host memory,
+} catch (const error&) {
+  // and its `home` still says where it belongs.
+}
+
+// -- called by the stages -----------------------------------------------------
+
+bool comm_fabric::takes_turns(comm_stage x) const noexcept {
+  switch (x) {
+    case comm_stage::d2d_recv:
+    case comm_stage::cross_node_progress:
+      return router_.has_device_path();
+    case comm_stage::d2d_send:
+      return router_.has_device_path() && has_devices_;
+    case comm_stage::preprocessing:
+    case comm_stage::postprocessing:
+      return has_devices_;
+    default:
+      return false;
+  }
+}
+
+void comm_fabric::handle(comm_stage at, comm_message_ptr x) {
+  if (!takes_turns(at))
+    throw error{error_code::internal,
+                std::string{"nothing is handed over to the "} + to_string(at)};
+  // `launch` counts the messages of D2D SEND.
+  if (at != comm_stage::d2d_send)
+    ledger_.handled(at, x->bytes);
+  if (x->number == 0) {
+    bring_in(x->content);
+    return deliver(x->peer, std::move(x->content));
+  }
+  if (auto why = bring_out(*x)) {
+    ledger_.leave(x->number);
+    return x->finish(why);
+  }
+  if (at == comm_stage::preprocessing)
+    request(x);
+  else
+    begin(x);
+}
+
+// -- the end ------------------------------------------------------------------
+
+void comm_fabric::stop(std::chrono::milliseconds limit) {
+  using clock = comm_ledger::clock;
+  auto deadline = clock::now() + limit;
+  if (!closed_)
+    ledger_.wait_until_empty(deadline);
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline
+                                                           - clock::now());
+  inner().stop(std::max(left, std::chrono::milliseconds{0}));
+  close({error_code::cancelled, self(), {}, "the fabric was stopped"});
+  if (actors_)
+    actors_->end();
+}
+
+// -- for those who look -------------------------------------------------------
+
+uint64_t comm_fabric::queued_to(rank_id x) const {
+  auto below = dynamic_cast<const credit_fabric*>(&inner());
+  auto result = below != nullptr ? below->queued_to(x) : 0;
+  std::lock_guard guard{window_mutex_};
+  auto i = lines_.find(x);
+  return i == lines_.end() ? result : result + i->second.counts.queued;
+}
+
+comm_report comm_fabric::status() const {
+  comm_report result;
+  result.rank = self();
+  result.device_path = router_.has_device_path();
+  ledger_.write(result);
+  if (send_arena_)
+    result.send_arena = send_arena_->status();
+  if (receive_arena_)
+    result.receive_arena = receive_arena_->status();
+  std::lock_guard guard{window_mutex_};
+  for (auto& [peer, to] : lines_) {
+    result.peers.push_back(to.counts);
+    result.peers.back().peer = peer;
+  }
+  return result;
 }
 
 } // namespace smp

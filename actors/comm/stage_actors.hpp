@@ -1,17 +1,35 @@
 #pragma once
 
-#include "actors/comm/comm_core.hpp"
+#include "actors/comm/comm_fabric.hpp"
 #include "actors/protocol/actors.hpp"
 
-#include <caf/actor_system.hpp>
-
 #include <array>
+#include <memory>
 
 namespace smp {
 
-/// @returns the actors of all stages, indexed by stage. With a device path,
-/// those that copy have threads of their own, where nothing else may run.
-std::array<comm_stage_actor, comm_stages>
-spawn_stages(caf::actor_system& system, comm_core& core);
+/// The actors of all stages of a rank. With a device path, those that copy have
+/// threads of their own, where nothing else may run.
+class stage_actors {
+public:
+  /// @param of outlives the actors
+  stage_actors(std::shared_ptr<actor_host> host, comm_fabric& of);
+
+  ~stage_actors();
+
+  void hand_over(comm_stage to, comm_message_ptr x);
+
+  /// After this, the stages make no more calls, and drop what they get.
+  void end();
+
+  const comm_stage_actor& at(comm_stage x) const {
+    return all_[static_cast<size_t>(x)];
+  }
+
+private:
+  std::shared_ptr<actor_host> host_;
+  std::array<comm_stage_actor, comm_stages> all_;
+  bool ended_ = false;
+};
 
 } // namespace smp

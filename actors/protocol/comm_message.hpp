@@ -59,11 +59,4 @@ struct comm_message {
 
 using comm_message_ptr = std::shared_ptr<comm_message>;
 
-/// The receiver's decision on a tensor that was sent to it.
-struct comm_placed {
-  rank_id by;
-  uint64_t tensor = 0;
-  bool as_marked = false;
-};
-
 } // namespace smp

@@ -15,7 +15,7 @@ namespace {
 /// What a rank may have in flight to this one, in messages and bytes; more is a
 /// breach of protocol. The communication stages of a sender launch 8 messages
 /// with large tensors at a time, of 128 MB together or one alone
-/// (actors/comm/send_window.hpp), and at most 64 small units are in flight: far
+/// (actors/comm/comm_fabric.cpp), and at most 64 small units are in flight: far
 /// less than this.
 constexpr size_t partial_limit = 1024;
 constexpr uint64_t partial_bytes_limit = uint64_t{512} << 20;

@@ -5,9 +5,8 @@
 #include "actors/comm/comm_fabric.hpp"
 #include "tests/support/actors/comm_world.hpp"
 #include "tests/support/actors/payloads.hpp"
+#include "tests/support/actors/staged_rank.hpp"
 #include "tests/support/runs/resident_pages.hpp"
-#include "transport/forwarding_fabric.hpp"
-#include "transport/loopback/loopback_fabric.hpp"
 
 #include <memory>
 #include <set>
@@ -109,39 +108,9 @@ TEST_CASE("between machines a tensor goes through both arenas",
   CHECK(handled(w.at(2).status(), comm_stage::io_recv_watcher) == 0);
 }
 
-namespace {
-
-/// Notes what memory is made known to what moves bytes.
-class recording_fabric : public forwarding_fabric, public placing_fabric {
-public:
-  explicit recording_fabric(std::shared_ptr<fabric> inner)
-    : forwarding_fabric(std::move(inner)) {
-    // nop
-  }
-
-  void place_with(tensor_places&) override {
-    // nop
-  }
-
-  void send_marked(rank_id to, message x, std::vector<uint64_t>,
-                   sent_callback done) override {
-    send(to, std::move(x), std::move(done));
-  }
-
-  void register_memory(std::shared_ptr<std::byte> x, uint64_t size) override {
-    registered.emplace_back(std::move(x), size);
-  }
-
-  std::vector<std::pair<std::shared_ptr<std::byte>, uint64_t>> registered;
-};
-
-} // namespace
-
 TEST_CASE("arenas are touched and registered before a run begins",
           "[actors][comm]") {
-  auto network = std::make_shared<loopback_network>(1);
-  auto below = std::make_shared<recording_fabric>(
-    std::shared_ptr<fabric>{network, &network->at(rank_id{0})});
+  auto below = std::make_shared<held_fabric>();
   auto options = forced(0, 4 * mb);
   options.send_arena = 2 * mb;
   SECTION("both of them") {

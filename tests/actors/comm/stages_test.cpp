@@ -1,11 +1,10 @@
 #include "tests/support/catch.hpp"
 
-#include "actors/comm/comm_core.hpp"
+#include "actors/comm/comm_router.hpp"
 #include "tests/support/actors/payloads.hpp"
+#include "tests/support/actors/staged_rank.hpp"
 
-#include <deque>
-#include <optional>
-#include <string>
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -15,81 +14,6 @@ using namespace smp::test;
 namespace {
 
 constexpr uint64_t kb = 1024;
-
-/// A rank whose stages take their turns when the test says so.
-struct stages : comm_outside {
-  explicit stages(comm_options x = {}, uint64_t self = 0)
-    : core(rank_id{self}, x, *this) {
-    // nop
-  }
-
-  void hand_over(comm_stage to, comm_message_ptr x) override {
-    path.push_back(to);
-    turns.emplace_back(to, std::move(x));
-  }
-
-  void launch(const comm_message_ptr& x,
-              std::vector<uint64_t> transfers) override {
-    if (refuses)
-      return core.left(x, *refuses);
-    launched.emplace_back(x, std::move(transfers));
-  }
-
-  void deliver(rank_id from, message x) override {
-    delivered.emplace_back(from, std::move(x));
-  }
-
-  void run() {
-    while (!turns.empty()) {
-      auto [at, x] = std::move(turns.front());
-      turns.pop_front();
-      core.handle(at, std::move(x));
-    }
-  }
-
-  void send(std::vector<tensor_ref> tensors, uint64_t to = 1) {
-    core.send(rank_id{to}, make_message("x", std::move(tensors)),
-              [this](const failure& x) { ends.push_back(x); });
-  }
-
-  /// The oldest message that was launched leaves.
-  comm_message_ptr leave(const failure& why = {}) {
-    auto x = launched.front().first;
-    launched.pop_front();
-    core.left(x, why);
-    return x;
-  }
-
-  /// A message of rank `from` that lies in the receive arena arrives.
-  void arrive_placed(uint64_t from, uint64_t size, uint64_t name) {
-    auto block = core.place({rank_id{from}, name, size});
-    REQUIRE(block);
-    auto bytes = pattern(size, name);
-    std::copy(bytes.begin(), bytes.end(), block.get());
-    auto t = make_tensor(size, name);
-    t.data = block.get();
-    t.owner = block;
-    block.reset();
-    core.arrived(rank_id{from}, make_message("x", {std::move(t)}));
-  }
-
-  uint64_t sent(comm_rule x) const {
-    return core.status().sent[static_cast<size_t>(x)];
-  }
-
-  uint64_t received(comm_rule x) const {
-    return core.status().received[static_cast<size_t>(x)];
-  }
-
-  /// First: messages that are left at the end tell it too.
-  std::vector<failure> ends;
-  std::deque<std::pair<comm_stage, comm_message_ptr>> turns;
-  std::deque<std::pair<comm_message_ptr, std::vector<uint64_t>>> launched;
-  std::vector<std::pair<rank_id, message>> delivered;
-  std::vector<comm_stage> path;
-  std::optional<failure> refuses;
-  comm_core core;
-};
 
 comm_options forced(uint64_t ranks_per_node) {
   comm_options result;
@@ -101,6 +25,25 @@ comm_options forced(uint64_t ranks_per_node) {
 }
 
 const failure lost{error_code::rank_down, rank_id{1}, {}, "killed"};
+
+bool in_arena(const std::pair<std::shared_ptr<std::byte>, uint64_t>& x,
+              const tensor_ref& y) {
+  auto first = x.first.get();
+  auto at = static_cast<const std::byte*>(y.data);
+  return at >= first && at < first + x.second;
+}
+
+/// A message of rank `from` that lies in the receive arena arrives.
+void arrive_placed(staged_rank& x, uint64_t from, uint64_t size,
+                   uint64_t name) {
+  auto block = x.below->places->place({rank_id{from}, name, size});
+  REQUIRE(block);
+  std::ranges::copy(pattern(size, name), block.get());
+  auto t = make_tensor(size, name);
+  t.data = block.get();
+  t.owner = std::move(block);
+  x.below->arrive(rank_id{from}, make_message("x", {std::move(t)}));
+}
 
 } // namespace
 
@@ -150,24 +93,24 @@ TEST_CASE("the ranks of a machine are a node, unless it is said otherwise",
 }
 
 TEST_CASE("on the host path no stage has to take a turn", "[actors][comm]") {
-  stages x;
+  staged_rank x;
   x.send({make_tensor(100 * kb, 1), make_tensor(10, 2)});
   CHECK(x.path.empty());
-  REQUIRE(x.launched.size() == 1);
-  CHECK(x.launched[0].second.empty());
+  REQUIRE(x.below->held.size() == 1);
+  CHECK(x.below->held[0].transfers.empty());
   CHECK(x.sent(comm_rule::host_tensor) == 1);
-  auto now = x.core.status();
+  auto now = x.stages.status();
   CHECK_FALSE(now.device_path);
   CHECK(now.receive_arena.capacity == 0);
   REQUIRE(now.oldest.size() == 1);
   CHECK(now.oldest[0].at == comm_stage::tracker);
   CHECK(now.oldest[0].waits_for == "rank 1 to take its bytes");
-  CHECK(x.core.status_of(comm_stage::tracker).held == 1);
-  x.leave();
+  CHECK(x.stages.status_of(comm_stage::tracker).held == 1);
+  x.below->leave();
   CHECK(x.ends == std::vector<failure>{{}});
-  x.core.arrived(rank_id{1}, make_message("y", {make_tensor(100 * kb, 1)}));
+  x.below->arrive(rank_id{1}, make_message("y", {make_tensor(100 * kb, 1)}));
   CHECK(x.delivered.size() == 1);
-  for (auto& y : x.core.status().stages) {
+  for (auto& y : x.stages.status().stages) {
     CAPTURE(to_string(y.stage));
     auto copies = y.stage == comm_stage::preprocessing
                   || y.stage == comm_stage::postprocessing;
@@ -179,95 +122,93 @@ TEST_CASE("on the host path no stage has to take a turn", "[actors][comm]") {
     CHECK(y.bytes == (works ? 100 * kb + 11 : 0));
     CHECK(y.held == 0);
   }
-  CHECK(x.core.place({rank_id{1}, 5, kb}) == nullptr);
+  CHECK(x.below->places == nullptr);
 }
 
 TEST_CASE("on a node tensors go where the receiver has space",
           "[actors][comm]") {
-  stages x{forced(0)};
+  staged_rank x{forced(0)};
   x.send({make_tensor(10, 1), make_tensor(100 * kb, 2)});
   CHECK(x.path.empty());
-  CHECK(x.core.status().oldest[0].at == comm_stage::d2d_send);
-  CHECK(x.core.status_of(comm_stage::d2d_allocator).passed_by == 1);
-  REQUIRE(x.launched.size() == 1);
-  auto transfers = x.launched[0].second;
+  CHECK(x.stages.status().oldest[0].at == comm_stage::d2d_send);
+  CHECK(x.stages.status_of(comm_stage::d2d_allocator).passed_by == 1);
+  REQUIRE(x.below->held.size() == 1);
+  auto transfers = x.below->held[0].transfers;
   REQUIRE(transfers.size() == 2);
   CHECK(transfers[0] == 0);
   CHECK(transfers[1] != 0);
-  auto m = x.leave();
+  x.below->leave();
   CHECK(x.ends == std::vector<failure>{{}});
   // Which rule decided is known when the receiver told its choice.
   CHECK(x.sent(comm_rule::device_path) == 0);
-  x.core.placed({rank_id{2}, transfers[1], true}); // not the receiver
-  x.core.placed({rank_id{1}, 12345, true});        // no tensor of this rank
-  x.core.placed({rank_id{1}, transfers[1], true});
-  x.core.placed({rank_id{1}, transfers[1], true});
+  x.below->places->placed(rank_id{2}, transfers[1], true); // not the receiver
+  x.below->places->placed(rank_id{1}, 12345, true); // no tensor of this rank
+  x.below->places->placed(rank_id{1}, transfers[1], true);
+  x.below->places->placed(rank_id{1}, transfers[1], true);
   CHECK(x.sent(comm_rule::device_path) == 1);
-  CHECK(m->tensors[0].rule == comm_rule::device_path);
   // Nothing was copied here.
-  CHECK(x.core.status().send_arena.high_water == 0);
+  CHECK(x.stages.status().send_arena.high_water == 0);
 }
 
 TEST_CASE("a receiver without space decides for the host path of both",
           "[actors][comm][R46]") {
-  stages x{forced(0)};
+  staged_rank x{forced(0)};
   x.send({make_tensor(100 * kb, 2)});
-  auto name = x.launched[0].second[0];
-  auto m = x.leave();
-  x.core.placed({rank_id{1}, name, false});
+  auto name = x.below->held[0].transfers[0];
+  x.below->leave();
+  x.below->places->placed(rank_id{1}, name, false);
   CHECK(x.sent(comm_rule::no_space) == 1);
   CHECK(x.sent(comm_rule::device_path) == 0);
-  CHECK(m->tensors[0].rule == comm_rule::no_space);
 
-  stages y{forced(0), 1};
-  auto held = y.core.place({rank_id{0}, 1, 200 * kb});
+  staged_rank y{forced(0), 1};
+  auto held = y.below->places->place({rank_id{0}, 1, 200 * kb});
   CHECK(held);
-  CHECK(y.core.place({rank_id{0}, 2, 200 * kb}) == nullptr);
+  CHECK(y.below->places->place({rank_id{0}, 2, 200 * kb}) == nullptr);
   CHECK(y.received(comm_rule::device_path) == 1);
   CHECK(y.received(comm_rule::no_space) == 1);
-  CHECK(y.core.status().receive_arena.refused == 1);
+  CHECK(y.stages.status().receive_arena.refused == 1);
 }
 
 TEST_CASE("to another node tensors are sent from the send arena",
           "[actors][comm]") {
-  stages x{forced(1)};
+  staged_rank x{forced(1)};
   auto tensor = make_tensor(100 * kb, 2);
   x.send({tensor});
-  CHECK(x.launched.empty());
-  CHECK(x.core.status().oldest[0].at == comm_stage::cross_node_progress);
+  CHECK(x.below->held.empty());
+  CHECK(x.stages.status().oldest[0].at == comm_stage::cross_node_progress);
   x.run();
   CHECK(x.path == std::vector{comm_stage::cross_node_progress});
-  REQUIRE(x.launched.size() == 1);
-  auto& out = x.launched[0].first->content.body.tensors[0];
-  CHECK(x.core.send_arena()->contains(out.data));
+  REQUIRE(x.below->held.size() == 1);
+  auto& out = x.below->held[0].content.body.tensors[0];
+  CHECK(in_arena(x.below->registered[0], out));
   CHECK(same_bytes(out, pattern(100 * kb, 2)));
-  CHECK(x.core.status().oldest[0].at == comm_stage::io_send_watcher);
-  CHECK(x.core.status().send_arena.used == 128 * kb);
-  x.leave();
-  CHECK(x.core.status().send_arena.used == 0);
-  CHECK(x.core.status_of(comm_stage::io_send_watcher).handled == 1);
+  CHECK(x.stages.status().oldest[0].at == comm_stage::io_send_watcher);
+  CHECK(x.stages.status().send_arena.used == 128 * kb);
+  x.below->leave();
+  CHECK(x.stages.status().send_arena.used == 0);
+  CHECK(x.stages.status_of(comm_stage::io_send_watcher).handled == 1);
 }
 
 TEST_CASE("without space in the send arena a tensor takes the host path",
           "[actors][comm][R46]") {
-  stages x{forced(1)};
+  staged_rank x{forced(1)};
   x.send({make_tensor(200 * kb, 1)});
   // One finds space, the other does not; then none does.
   x.send({make_tensor(200 * kb, 2)});
   CHECK(x.path == std::vector{comm_stage::cross_node_progress});
-  REQUIRE(x.launched.size() == 1);
-  CHECK(x.launched[0].second.empty());
+  REQUIRE(x.below->held.size() == 1);
+  CHECK(x.below->held[0].transfers.empty());
   x.run();
-  REQUIRE(x.launched.size() == 2);
+  REQUIRE(x.below->held.size() == 2);
   CHECK(x.sent(comm_rule::no_space) == 1);
-  CHECK(x.core.status_of(comm_stage::requester).handled == 1);
-  CHECK(x.core.status_of(comm_stage::preprocessing).passed_by == 1);
-  x.leave();
-  x.leave();
+  CHECK(x.stages.status_of(comm_stage::requester).handled == 1);
+  CHECK(x.stages.status_of(comm_stage::preprocessing).passed_by == 1);
+  x.below->leave();
+  x.below->leave();
   x.send({make_tensor(200 * kb, 3), make_tensor(200 * kb, 4)});
   x.run();
-  REQUIRE(x.launched.size() == 1);
-  auto& transfers = x.launched[0].second;
+  REQUIRE(x.below->held.size() == 1);
+  auto& transfers = x.below->held[0].transfers;
   CHECK(transfers[0] != 0);
   CHECK(transfers[1] == 0);
 }
@@ -275,59 +216,66 @@ TEST_CASE("without space in the send arena a tensor takes the host path",
 TEST_CASE("what came lies in the arena, unless that is crowded",
           "[actors][comm]") {
   auto same_node = GENERATE(true, false);
-  stages x{forced(same_node ? 0 : 1), 1};
+  staged_rank x{forced(same_node ? 0 : 1), 1};
   auto copies = same_node ? comm_stage::d2d_recv
                           : comm_stage::cross_node_progress;
-  x.arrive_placed(0, 100 * kb, 1);
+  arrive_placed(x, 0, 100 * kb, 1);
   CHECK(x.path.empty());
-  CHECK(x.core.status_of(copies).passed_by == 1);
+  CHECK(x.stages.status_of(copies).passed_by == 1);
   REQUIRE(x.delivered.size() == 1);
-  auto first = x.delivered[0].second.body.tensors[0];
+  auto first = x.delivered[0].body.tensors[0];
   x.delivered.clear();
   CHECK(same_bytes(first, pattern(100 * kb, 1)));
-  CHECK(x.core.receive_arena()->contains(first.data));
-  x.arrive_placed(0, 100 * kb, 2);
+  CHECK(in_arena(x.below->registered[1], first));
+  arrive_placed(x, 0, 100 * kb, 2);
   CHECK(x.delivered.empty());
   x.run();
   CHECK(x.path == std::vector{copies});
   REQUIRE(x.delivered.size() == 1);
-  auto second = x.delivered[0].second.body.tensors[0];
+  auto second = x.delivered[0].body.tensors[0];
   CHECK(same_bytes(second, pattern(100 * kb, 2)));
-  CHECK_FALSE(x.core.receive_arena()->contains(second.data));
-  CHECK(x.core.status().receive_arena.used == 128 * kb);
-  CHECK(x.core.status().receive_arena.high_water == 256 * kb);
-  CHECK(x.core.status_of(copies).handled == 1);
-  CHECK(x.core.status_of(comm_stage::io_recv_watcher).handled
+  CHECK_FALSE(in_arena(x.below->registered[1], second));
+  CHECK(x.stages.status().receive_arena.used == 128 * kb);
+  CHECK(x.stages.status().receive_arena.high_water == 256 * kb);
+  CHECK(x.stages.status_of(copies).handled == 1);
+  CHECK(x.stages.status_of(comm_stage::io_recv_watcher).handled
         == (same_node ? 0 : 2));
 }
 
 TEST_CASE("a stopped rank holds up what is sent to it, within the window",
           "[actors][comm]") {
-  stages x;
+  staged_rank x;
   for (int i = 0; i < 12; ++i)
     x.send({make_tensor(100 * kb, 1)});
   x.send({make_tensor(100 * kb, 1)}, 2);
-  CHECK(x.launched.size() == 9);
-  CHECK(x.core.queued_to(rank_id{1}) == 4);
-  CHECK(x.core.status_of(comm_stage::requester).held == 4);
-  CHECK(x.core.status().oldest[8].waits_for == "room in the window of rank 1");
+  CHECK(x.below->held.size() == 9);
+  CHECK(x.stages.queued_to(rank_id{1}) == 4);
+  CHECK(x.stages.status_of(comm_stage::requester).held == 4);
+  CHECK(x.stages.status().oldest[8].waits_for
+        == "room in the window of rank 1");
   // It is lost: all fail with that, one after the other.
-  x.refuses = lost;
-  while (!x.launched.empty())
-    x.leave(lost);
+  x.below->refuses = lost;
+  while (!x.below->held.empty())
+    x.below->leave(0, lost);
   CHECK(x.ends.size() == 13);
-  CHECK(x.core.queued_to(rank_id{1}) == 0);
-  CHECK(x.core.drain({}));
+  CHECK(x.stages.queued_to(rank_id{1}) == 0);
+  CHECK(x.stages.status().oldest.empty());
+  // Each fails before the next one goes, not within it.
+  CHECK(x.below->deepest == 1);
 }
 
 TEST_CASE("whatever is not sent at the end fails", "[actors][comm]") {
-  stages x;
+  staged_rank x;
   for (int i = 0; i < 10; ++i)
     x.send({make_tensor(100 * kb, 1)});
-  CHECK_FALSE(x.core.drain({}));
-  x.core.close(lost);
-  CHECK(x.ends == std::vector<failure>{lost, lost});
-  stages y{forced(1)};
+  x.stages.stop(std::chrono::milliseconds{0});
+  REQUIRE(x.ends.size() == 2);
+  CHECK(x.ends[0].code == error_code::cancelled);
+  CHECK(x.stages.queued_to(rank_id{1}) == 0);
+  // What comes later is for the fabric below to refuse.
+  x.send({make_tensor(100 * kb, 1)});
+  CHECK(x.below->held.size() == 9);
+  staged_rank y{forced(1)};
   y.send({make_tensor(100 * kb, 1)});
   y.turns.clear();
   REQUIRE(y.ends.size() == 1);
@@ -335,15 +283,15 @@ TEST_CASE("whatever is not sent at the end fails", "[actors][comm]") {
 }
 
 TEST_CASE("a lost rank tells no choices any more", "[actors][comm]") {
-  stages x{forced(0)};
+  staged_rank x{forced(0)};
   x.send({make_tensor(100 * kb, 1)});
   x.send({make_tensor(100 * kb, 2)});
-  auto first = x.launched[0].second[0];
-  auto second = x.launched[1].second[0];
-  x.leave(lost);
-  x.leave();
-  x.core.peer_lost(rank_id{1});
-  x.core.placed({rank_id{1}, first, true});
-  x.core.placed({rank_id{1}, second, true});
+  auto first = x.below->held[0].transfers[0];
+  auto second = x.below->held[1].transfers[0];
+  x.below->leave(0, lost);
+  x.below->leave();
+  x.stages.peer_lost(lost);
+  x.below->places->placed(rank_id{1}, first, true);
+  x.below->places->placed(rank_id{1}, second, true);
   CHECK(x.sent(comm_rule::device_path) == 0);
 }
