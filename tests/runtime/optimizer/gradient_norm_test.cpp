@@ -70,7 +70,7 @@ std::vector<double> norms_of(uint64_t ranks, size_t first) {
 
 /// A number whose square, added to a large float, is rounded off, and so many
 /// that a sum of floats is some tenths of a percent too small.
-constexpr double value = 1.0077;
+constexpr double element = 1.0077;
 constexpr int64_t many = int64_t{1} << 22;
 
 double squares_in_float64(const Tensor& x) {
@@ -92,7 +92,7 @@ TEST_CASE("the norm of gradients has the same bits in every partition",
 
 TEST_CASE("squares of a long gradient add up to the same in any pieces",
           "[runtime][optimizer][R22]") {
-  auto x = torch::full({many}, value);
+  auto x = torch::full({many}, element);
   auto grid = x.view({1 << 11, -1});
   auto rows = torch::arange(1 << 11).div(2, "floor");
   const std::map<std::string, Tensor> gradients = {
@@ -104,10 +104,10 @@ TEST_CASE("squares of a long gradient add up to the same in any pieces",
     {"conjugate", torch::view_as_complex(grid.view({-1, 2})).conj()},
     {"transposed", grid.t()},
     {"with gaps", grid.slice(1, 1, 1 << 11, 3)},
-    {"repeated", torch::full({1}, value).expand({many})},
+    {"repeated", torch::full({1}, element).expand({many})},
     {"sparse, each row twice",
      torch::sparse_coo_tensor(rows.view({1, -1}), grid, grid.sizes())},
-    {"scalar", torch::tensor(value)},
+    {"scalar", torch::tensor(element)},
     {"empty", torch::zeros({0, 3})},
     {"too large for a square in float", torch::full({37}, 1e30)},
     {"too small", torch::full({37}, 1e-30)},
@@ -139,8 +139,8 @@ TEST_CASE("the norm of a long gradient is right in each digit",
       model.backward(loss);
       return loss.detach();
     });
-    train_step(torch::full({1}, value));
-    auto expected = static_cast<float>(value) * std::sqrt(double{many});
+    train_step(torch::full({1}, element));
+    auto expected = static_cast<float>(element) * std::sqrt(double{many});
     auto norm = clip_grad_norm_(model, INFINITY);
     if (std::abs(norm / expected - 1) > 1e-9)
       throw std::runtime_error{"norm " + std::to_string(norm) + " instead of "
