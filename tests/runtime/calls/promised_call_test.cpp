@@ -313,7 +313,7 @@ TEST_CASE("all ranks that heard of a promise are told that it can go",
   }
   SECTION("but not later: they let go of everything by themselves") {
     id = promised_result(1, step_id{9});
-    promised_value{*rank, request_with(false), 0, id, {}};
+    { promised_value x{*rank, request_with(false), 0, id, {}}; }
     CHECK(book.take_releases(rank_id{1}).empty());
   }
 }
