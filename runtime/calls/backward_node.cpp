@@ -159,10 +159,8 @@ ag::variable_list backward_node::apply(ag::variable_list&& grads) {
     request->pushed.push_back(waits
                               || dynamic_cast<backward_node*>(next) == nullptr);
   }
-  if (!waits) {
+  if (!waits)
     request->number = book.next_request(ex);
-    request->why.asks = request->number;
-  }
   auto c = make_call(ex, grads, needed, waits, *request);
   grads.clear();
   send(ex, std::move(c), request);

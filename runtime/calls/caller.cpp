@@ -113,7 +113,7 @@ private:
   remote_tensor put_argument(const at::Tensor& x, bool snapshot);
   forward_request make_request(value args, const result_plan* plan);
   call make_call(const forward_request& x, const way& how) const;
-  call_result exchange(const forward_request& asked, call c, const way& how);
+  call_result exchange(forward_request asked, call c, const way& how);
   sent_call describe_sent(const sent_request_ptr& x, size_t outputs) const;
   std::shared_ptr<backward_node> make_node(sent_call sent,
                                            const remote_tensors& arguments);
@@ -357,7 +357,7 @@ void outgoing_call::connect(const std::vector<at::Tensor>& results,
     from->node = node;
 }
 
-call_result outgoing_call::exchange(const forward_request& asked, call c,
+call_result outgoing_call::exchange(forward_request asked, call c,
                                     const way& how) {
   auto request = std::make_shared<sent_request>();
   request->owner = owner_;
@@ -367,7 +367,6 @@ call_result outgoing_call::exchange(const forward_request& asked, call c,
   request->arguments = promised_;
   if (asked.expected) {
     request->number = book_.next_request(ex_);
-    request->why.asks = request->number;
     request->pushed.assign(asked.expected->tensors.size(), true);
     for (auto i : *asked.left)
       request->pushed.at(i) = false;
@@ -380,8 +379,8 @@ call_result outgoing_call::exchange(const forward_request& asked, call c,
     reply = *std::move(answer);
     remember(how.kind, reply);
   } else {
-    reply.result = asked.expected->result;
-    reply.tensors = asked.expected->tensors;
+    reply.result = std::move(asked.expected->result);
+    reply.tensors = std::move(asked.expected->tensors);
     reply.named = static_cast<uint32_t>(reply.tensors.size());
   }
   if (reply.stateful)
@@ -399,14 +398,15 @@ call_result outgoing_call::exchange(const forward_request& asked, call c,
 
 call_result outgoing_call::send(value args, const way& how) {
   auto asked = make_request(std::move(args), how.plan.get());
-  return exchange(asked, make_call(asked, how), how);
+  auto c = make_call(asked, how);
+  return exchange(std::move(asked), std::move(c), how);
 }
 
 std::optional<call_result> outgoing_call::repeat(value& args, const way& how) {
   auto asked = make_request(std::move(args), how.plan.get());
   auto c = make_call(asked, how);
   if (same_call(*how.recorded, c))
-    return exchange(asked, std::move(c), how);
+    return exchange(std::move(asked), std::move(c), how);
   args = std::move(asked.arguments);
   promised_.clear();
   return std::nullopt;

@@ -79,7 +79,7 @@ std::vector<uint32_t> taken_results::left() const {
 
 // -- requests and values ------------------------------------------------------
 
-void sent_request::take(call_reply x) {
+void sent_request::take(const call_reply& x) {
   auto refuse = [this](const std::string& what) {
     throw error{error_code::protocol, "answer of '" + name + "': " + what};
   };
@@ -107,7 +107,7 @@ void sent_request::take(call_reply x) {
     if (carried)
       contents[i] = y.tensor();
   }
-  reaches = std::move(x.reaches);
+  reaches = x.reaches;
 }
 
 void sent_request::forget(size_t result) {
@@ -445,6 +445,7 @@ std::optional<call_reply> send(running_call& ex, call c,
     x->set();
     return reply;
   }
+  x->why.asks = x->number;
   c.number = x->number;
   c.why = x->why;
   auto answer = std::make_shared<awaited<response>>();

@@ -93,7 +93,7 @@ public:
 
   /// Stores what the reply tells of the results. @throws error (protocol) if it
   /// does not match the request
-  void take(call_reply x);
+  void take(const call_reply& x);
 
   /// The content of a result that nobody reads is not kept.
   void forget(size_t result);
