@@ -107,6 +107,7 @@ std::shared_ptr<const step_record> order_book::begin(const step_plan& x) {
                                         + ", of which this rank has no record"};
   choose(y, x.source);
   note_.replayed = true;
+  note_.source = x.source;
   replayed_ = y.records.at(x.source);
   last_promise_ = replayed_->last_promise;
   return replayed_;
@@ -128,6 +129,17 @@ void order_book::diverged(const std::string& how) {
 void order_book::refused() {
   std::lock_guard guard{mutex_};
   note_.refused = true;
+}
+
+std::string order_book::describe(microbatch_id m,
+                                 const std::string& how) const {
+  auto key = static_mode() ? "smp.static_mode" : "smp.deterministic_server";
+  return "microbatch " + std::to_string(m.value) + " diverges from step "
+         + std::to_string(note().source.value) + ", which " + key
+         + " replays: " + how
+         + " (write smp.static_fallback = \"dynamic\" to go on without the "
+           "record, or "
+         + key + " = false)";
 }
 
 void order_book::end() {

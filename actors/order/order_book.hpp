@@ -25,19 +25,19 @@ public:
   /// learns in every step eventually replays such a step.
   static constexpr uint64_t max_learnt = 3;
 
-  /// Bounds memory: a record keeps everything of each message except its
-  /// tensors, and a job may feed ever new shapes, for which replay is of no
-  /// use. All ranks use keys in the same order, so they evict the same ones.
+  /// Bounds memory: a record knows each call of its step, and a job may feed
+  /// ever new shapes, for which replay is of no use. All ranks use keys in the
+  /// same order, so they evict the same ones.
   static constexpr size_t max_keys = 16;
 
   struct options {
-    /// Replays messages and order (`smp.static_mode`).
+    /// Replays the order of a recorded step (`smp.static_mode`).
     bool static_mode = false;
     /// Number of steps to record; the fastest of them is replayed.
     uint64_t steps = 5;
     /// A step that diverges from its record continues without it.
     bool fall_back = false;
-    /// Replays an order that does not depend on timing
+    /// That order does not depend on timing
     /// (`smp.deterministic_server`).
     bool fixed_order = false;
   };
@@ -52,6 +52,8 @@ public:
     std::string divergence;
     /// This rank saw it diverge, and the step fails for that.
     bool refused = false;
+    /// The recorded step, if it is replayed.
+    step_id source = {};
   };
 
   /// What a pipeline would replay next. Pipelines that share modules exchange
@@ -77,11 +79,6 @@ public:
     return options_.static_mode;
   }
 
-  /// Tells whether messages are replayed as well as the order.
-  bool forms() const noexcept {
-    return options_.static_mode;
-  }
-
   bool fall_back() const noexcept {
     return options_.fall_back;
   }
@@ -90,11 +87,11 @@ public:
     return options_.fixed_order;
   }
 
-  /// Tells whether an answer of a replayed step is known before it arrives; an
-  /// answer that differs ends the step. (With a fixed order the requester waits
-  /// for it all the same, so that the wait has its place.)
+  /// Tells whether sizes of results of a replayed step are known before their
+  /// answer arrives; one that differs ends the step. (With a fixed order the
+  /// requester waits for it all the same, so that the wait has its place.)
   bool foretells() const noexcept {
-    return forms() && !fall_back() && !fixed_order();
+    return static_mode() && !fall_back() && !fixed_order();
   }
 
   // -- pp_rank 0 --------------------------------------------------------------
@@ -134,6 +131,9 @@ public:
   /// The same, but divergence is an error (no `fall_back`).
   void refused();
 
+  /// @returns what to tell users of a divergence, with a way out
+  std::string describe(microbatch_id m, const std::string& how) const;
+
   /// The step is over.
   void end();
 
@@ -162,9 +162,9 @@ public:
   /// Tells whether the running step replays a record and has not diverged.
   bool replaying() const;
 
-  /// How request number `number`, from 0, of an execution was sent and answered
-  /// in the replayed step: metadata of its tensors, and all other values. In
-  /// this step they are the same, or else it fails or diverges.
+  /// How request number `number`, from 0, of an execution was sent in the
+  /// replayed step. In this step it goes to the same place, or else the step
+  /// diverges.
   /// @param execution the request that it serves (`execution::id`)
   /// @returns null if the running step does not replay, or the record has no
   ///          such request

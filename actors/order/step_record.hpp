@@ -8,25 +8,10 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace smp {
-
-/// The parts of a message that are the same in every step of a static flow:
-/// everything except the contents of its tensors. Any other value that differs
-/// between steps travels as a tensor (runtime/calls/messages.hpp).
-struct message_form {
-  std::vector<std::byte> bytes;
-  std::vector<tensor_meta> tensors;
-};
-
-message_form form_of(const payload& x);
-
-/// @returns how `seen` differs from the record; nothing if it does not.
-std::optional<std::string> difference(const message_form& recorded,
-                                      const payload& seen);
 
 /// A call of an execution: a request, the end of its forward phase, or a wait
 /// that has a place in the order, at each of which it returned the token; or a
@@ -38,8 +23,6 @@ struct recorded_call {
   module_id module;
   phase what = phase::forward;
   std::string name; // as `wait_reason` has it
-  message_form asked;
-  message_form answered;
   /// See `call::plan`.
   std::shared_ptr<const call_plan> plan = {};
   /// For a wait: numbers of requests in step 0, see `call::until`.
@@ -54,21 +37,14 @@ inline bool in_order(const call& x) noexcept {
 /// Tells whether `y` has the same destination as `x`.
 bool same_place(const recorded_call& x, const call& y);
 
-/// Tells whether `y` is the same call as `x`.
-bool same_call(const recorded_call& x, const call& y);
-
 /// The step body of a microbatch, or a call from another rank.
 struct recorded_execution {
   request_id id; // `without_step`
   microbatch_id microbatch;
-  module_id module;
   phase what = phase::forward;
-  uint64_t start_number = 0;
   bool promised = false;
   uint64_t after = 0;           // see `request::after`
   std::vector<object_id> needs; // of the recorded step
-  message_form asked;
-  message_form answered;
   std::vector<recorded_call> calls;
   /// By segment, from one call that returned the token to the next, numbered
   /// from 0: true if others held the token while the execution waited within it
@@ -88,12 +64,6 @@ struct step_record {
   std::vector<recorded_execution> executions;
   /// By `recorded_execution::id`.
   std::map<request_id, uint32_t> by_id;
-  struct call_place {
-    uint32_t execution = 0;
-    uint32_t call = 0;
-  };
-  /// By `recorded_call::number`.
-  std::map<uint32_t, call_place> calls;
   /// Segments in the order in which they were served.
   std::vector<served_segment> order;
   /// On pp_rank 0: tasks in the order in which they were started or granted.
@@ -105,9 +75,6 @@ struct step_record {
 
   /// @returns the execution of a request, of any step, or null.
   const recorded_execution* find(request_id x) const;
-
-  /// @returns the call that sent the request `number`, or null.
-  const recorded_call* find_call(uint32_t number) const;
 };
 
 } // namespace smp

@@ -23,13 +23,10 @@ void step_recorder::started(const request& x) {
   auto& y = record_.executions.emplace_back();
   y.id = without_step(x.id);
   y.microbatch = x.microbatch;
-  y.module = x.module;
   y.what = x.what;
-  y.start_number = x.start_number;
   y.promised = x.promised;
   y.after = x.after;
   y.needs = x.needs;
-  y.asked = form_of(x.body);
   y.interrupted.push_back(false);
   record_.by_id.emplace(y.id, index);
   record_.order.push_back({index, 0});
@@ -55,42 +52,16 @@ void step_recorder::woken(request_id execution) {
   ++served_;
 }
 
-// -- messages -----------------------------------------------------------------
-
 void step_recorder::called(request_id execution, request_id id, const call& x) {
-  auto& from = at(execution);
-  auto& calls = from.calls;
   auto number = call_number(id);
-  record_.calls.emplace(
-    number, step_record::call_place{
-              static_cast<uint32_t>(&from - record_.executions.data()),
-              static_cast<uint32_t>(calls.size())});
   auto& last = x.kind == call_kind::promise ? record_.last_promise
                                             : record_.last_number;
   last = std::max(last, number & ~promise_bit);
-  calls.push_back({x.kind,
-                   number,
-                   x.owner,
-                   x.module,
-                   x.what,
-                   x.why.what,
-                   form_of(x.body),
-                   {},
-                   x.plan,
-                   {}});
+  recorded_call noted{x.kind, number,     x.owner, x.module,
+                      x.what, x.why.what, x.plan,  {}};
   for (auto y : x.until)
-    calls.back().until.push_back(without_step({id.origin, y}).number);
-}
-
-void step_recorder::answered(request_id id, const payload& x) {
-  auto& place = record_.calls.at(call_number(id));
-  record_.executions[place.execution].calls[place.call].answered = form_of(x);
-}
-
-void step_recorder::ended(request_id execution, const payload& x) {
-  // Not for the step body: its values are the output of the step.
-  if (!is_root_request(execution))
-    at(execution).answered = form_of(x);
+    noted.until.push_back(without_step({id.origin, y}).number);
+  at(execution).calls.push_back(std::move(noted));
 }
 
 step_record step_recorder::take() {

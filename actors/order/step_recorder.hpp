@@ -15,7 +15,7 @@ public:
 
   // -- the token --------------------------------------------------------------
 
-  /// A request starts; it still has its body.
+  /// A request starts.
   void started(const request& x);
 
   /// An execution resumes after a request or a grant.
@@ -27,16 +27,9 @@ public:
   /// It resumes after that wait.
   void woken(request_id execution);
 
-  // -- messages ---------------------------------------------------------------
-
   /// An execution sent the request or promise `id`, or waits for its grant
   /// under that id.
   void called(request_id execution, request_id id, const call& x);
-
-  void answered(request_id id, const payload& x);
-
-  /// An execution ended with the value `x`.
-  void ended(request_id execution, const payload& x);
 
   /// @returns the record; nothing else may be called afterwards.
   step_record take();

@@ -41,11 +41,8 @@ std::string divergence(const std::string& expected, const std::string& seen) {
 } // namespace
 
 step_replay::step_replay(std::shared_ptr<const step_record> record,
-                         step_id step, bool forms, bool same_order)
-  : record_(std::move(record)),
-    step_(step),
-    forms_(forms),
-    same_order_(same_order) {
+                         bool same_order)
+  : record_(std::move(record)), same_order_(same_order) {
   // nop
 }
 
@@ -107,69 +104,18 @@ step_replay::known_call step_replay::call(request_id execution,
   auto& expected = known->calls[calls];
   if (!same_place(expected, x))
     return {0, divergence(describe(expected), describe(x))};
-  if (forms_)
-    if (auto how = difference(expected.asked, x.body))
-      return {0, divergence(describe(expected), "the same, but " + *how)};
   ++calls;
   return {expected.number, {}};
 }
 
-std::string step_replay::end(request_id execution, const payload& x) {
+std::string step_replay::end(request_id execution) {
   auto* known = find(execution);
   if (known == nullptr)
     return "the record does not have this execution";
   auto calls = running_[execution].calls;
   if (calls < known->calls.size())
     return divergence(describe(known->calls[calls]), "ends here");
-  if (forms_ && !is_root_request(execution))
-    if (auto how = difference(known->answered, x))
-      return divergence("ends with an answer", "with another: " + *how);
   return {};
-}
-
-// -- messages that name the record --------------------------------------------
-
-request step_replay::restore(recorded_request x) const {
-  auto* known = find(x.id);
-  if (known == nullptr)
-    throw error{error_code::protocol,
-                "malformed request: the record does not have its number "
-                  + std::to_string(call_number(x.id))};
-  request result{x.id,
-                 step_,
-                 known->microbatch,
-                 known->module,
-                 known->what,
-                 restore(known->asked, std::move(x.tensors)),
-                 known->start_number,
-                 known->promised};
-  if (known->after != 0)
-    result.after = request_number(step_,
-                                  call_number({x.id.origin, known->after}));
-  for (auto y : known->needs)
-    result.needs.push_back(in_step(y, step_));
-  result.released = std::move(x.released);
-  return result;
-}
-
-response step_replay::restore(recorded_response x) const {
-  auto number = call_number(x.id);
-  if (auto* known = record_->find_call(number))
-    return {x.id, restore(known->answered, std::move(x.tensors)), {}};
-  throw error{error_code::protocol,
-              "malformed response: the record does not have its number "
-                + std::to_string(number)};
-}
-
-payload step_replay::restore(const message_form& form,
-                             std::vector<tensor_ref> tensors) const {
-  payload result{form.bytes, std::move(tensors)};
-  if (result.tensors.size() != form.tensors.size())
-    throw error{error_code::protocol,
-                "malformed message: " + std::to_string(result.tensors.size())
-                  + " tensors, the record has "
-                  + std::to_string(form.tensors.size())};
-  return result;
 }
 
 } // namespace smp

@@ -9,8 +9,7 @@
 
 namespace smp {
 
-/// Makes a rank repeat what it did in a recorded step: in the same order, and
-/// without sending again what its messages look like (R33).
+/// Makes a rank repeat what it did in a recorded step, in the same order (R33).
 ///
 /// Ready work does not start before its turn. That cannot deadlock as long as
 /// the flow is the recorded one: all ranks replay the same step, and their
@@ -39,11 +38,9 @@ namespace smp {
 /// every divergence, and from then on all ranks serve without the record.
 class step_replay {
 public:
-  /// @param forms requests and answers must look as recorded and are not sent
-  ///        again in full; if false, only the order is replayed
   /// @param same_order see `step_plan::same_order`
-  step_replay(std::shared_ptr<const step_record> record, step_id step,
-              bool forms, bool same_order = false);
+  explicit step_replay(std::shared_ptr<const step_record> record,
+                       bool same_order = false);
 
   // -- the order --------------------------------------------------------------
 
@@ -72,14 +69,9 @@ public:
 
   known_call call(request_id execution, const smp::call& x);
 
-  /// An execution ends with `x`.
+  /// An execution ends.
   /// @returns how the flow diverges from the record; empty if it does not
-  std::string end(request_id execution, const payload& x);
-
-  /// Tells whether messages refer to the record instead of repeating it.
-  bool forms() const noexcept {
-    return forms_;
-  }
+  std::string end(request_id execution);
 
   /// From now on, the step is not held to its record.
   void diverge() noexcept {
@@ -89,14 +81,6 @@ public:
   bool diverged() const noexcept {
     return diverged_;
   }
-
-  // -- messages that name the record ------------------------------------------
-
-  /// @throws error (protocol) if the record has no such request
-  request restore(recorded_request x) const;
-
-  /// @throws error (protocol) if the record has no such answer
-  response restore(recorded_response x) const;
 
   const step_record& record() const noexcept {
     return *record_;
@@ -113,12 +97,8 @@ private:
   }
 
   bool next_is(request_id execution, uint32_t segment) const;
-  payload restore(const message_form& form,
-                  std::vector<tensor_ref> tensors) const;
 
   std::shared_ptr<const step_record> record_;
-  step_id step_;
-  bool forms_;
   bool same_order_;
   bool diverged_ = false;
   size_t position_ = 0; // in the order

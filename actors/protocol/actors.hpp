@@ -29,12 +29,8 @@ using module_server_actor = caf::typed_actor<
   // Queues a request from another rank or the SCHEDULER. No reply: a separate
   // response message carries the answer.
   caf::result<void>(request),
-  // The same for a request that refers to the record.
-  caf::result<void>(recorded_request),
   // Wakes the context that waits for this response; counts it if none does.
   caf::result<void>(response),
-  // The same for a response that refers to the record.
-  caf::result<void>(recorded_response),
   // INTERNAL: what a context waited for is done, or its request could not be
   // sent, or the objects that a request needs have arrived.
   caf::result<void>(completed),
@@ -184,13 +180,14 @@ using supervisor_actor = caf::typed_actor<
 
 // -- type ids of handles: append only, too ------------------------------------
 
-CAF_BEGIN_TYPE_ID_BLOCK(smp_actors, caf::id_block::smp::end)
+CAF_BEGIN_TYPE_ID_BLOCK(smp_actors, caf::first_custom_type_id + 41)
   CAF_ADD_TYPE_ID(smp_actors, (smp::member_actor))
   CAF_ADD_TYPE_ID(smp_actors, (smp::rank_watch_actor))
   CAF_ADD_TYPE_ID(smp_actors, (smp::stall_monitor_actor))
   CAF_ADD_TYPE_ID(smp_actors, (smp::inspector_actor))
 CAF_END_TYPE_ID_BLOCK(smp_actors)
 
+static_assert(caf::id_block::smp::end <= caf::id_block::smp_actors::begin);
 static_assert(caf::id_block::smp_actors::end
               <= caf::id_block::smp_inspection::begin);
 

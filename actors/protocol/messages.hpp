@@ -87,20 +87,6 @@ constexpr step_plan::mode last_of(step_plan::mode) noexcept {
   return step_plan::mode::replay;
 }
 
-/// Stands for a request that is identical to the one in the replayed step.
-struct recorded_request {
-  request_id id;
-  std::vector<tensor_ref> tensors;
-  /// See `request::released`.
-  std::vector<object_id> released = {};
-};
-
-/// Stands for a response that is identical to the one in the replayed step.
-struct recorded_response {
-  request_id id;
-  std::vector<tensor_ref> tensors;
-};
-
 /// The step diverges from its record: all ranks continue it without the record.
 /// Sent to pp_rank 0, which forwards it to all ranks.
 struct step_diverged {

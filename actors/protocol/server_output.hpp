@@ -21,12 +21,8 @@ public:
 
   virtual void ask(rank_id owner, request x) = 0;
 
-  virtual void ask(rank_id owner, recorded_request x) = 0;
-
   /// Sends `x` to `x.id.origin`; if that is this rank, to the SCHEDULER.
   virtual void answer(response x) = 0;
-
-  virtual void answer(recorded_response x) = 0;
 
   /// A microbatch waits for its grant, a response of the SCHEDULER. Once the
   /// SCHEDULER has decided whether anything starts, `decided` must be called.

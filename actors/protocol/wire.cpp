@@ -24,71 +24,34 @@ constexpr control_kind last_of(control_kind) noexcept {
   return control_kind::step_diverged;
 }
 
-/// How a request or response is encoded.
-enum class message_style : uint8_t { in_full, as_recorded };
-
-constexpr message_style last_of(message_style) noexcept {
-  return message_style::as_recorded;
-}
-
 // -- requests and responses ---------------------------------------------------
 
 /// Bytes reserved before the body: enough for most messages.
 constexpr size_t usual_head = 64;
 
 template <class T>
-message encode_in_full(message_kind kind, T x) {
+message encode_with_body(message_kind kind, T x) {
   byte_writer out;
   out.reserve(usual_head + x.body.bytes.size());
-  out.put(message_style::in_full);
   out.put(x.id);
   inspect_head(out, x);
   out.raw(x.body.bytes);
   return {kind, {out.take(), std::move(x.body.tensors)}};
 }
 
-void put_rest(byte_writer& out, const recorded_request& x) {
-  for (auto y : short_names(x.released, x.id))
-    out.u64(y);
-}
-
-void put_rest(byte_writer&, const recorded_response&) {
-  // nop
-}
-
-void get_rest(byte_reader& in, recorded_request& x) {
-  std::vector<uint64_t> names;
-  while (in.remaining() > 0)
-    names.push_back(in.u64("released"));
-  x.released = long_names(names, x.id);
-}
-
-void get_rest(byte_reader& in, recorded_response&) {
-  in.expect_end();
+/// Reads all but the body.
+template <class T>
+T decode_head(byte_reader& in) {
+  T result;
+  result.id = in.get<request_id>("id");
+  inspect_head(in, result);
+  return result;
 }
 
 template <class T>
-message encode_as_recorded(message_kind kind, T x) {
-  byte_writer out;
-  out.put(message_style::as_recorded);
-  out.put(x.id);
-  put_rest(out, x);
-  return {kind, {out.take(), std::move(x.tensors)}};
-}
-
-template <class InFull, class AsRecorded>
-incoming decode_either(message x, const char* what) {
+T decode_with_body(message x, const char* what) {
   byte_reader in{x.body.bytes, what};
-  auto form = in.get<message_style>("form");
-  auto id = in.get<request_id>("id");
-  if (form == message_style::as_recorded) {
-    AsRecorded result{id, std::move(x.body.tensors)};
-    get_rest(in, result);
-    return result;
-  }
-  InFull result;
-  result.id = id;
-  inspect_head(in, result);
+  auto result = decode_head<T>(in);
   auto first = x.body.bytes.begin();
   x.body.bytes.erase(first, first + static_cast<ptrdiff_t>(in.position()));
   result.body = std::move(x.body);
@@ -168,19 +131,11 @@ std::vector<object_id> long_names(const std::vector<uint64_t>& xs,
 // -- encoding -----------------------------------------------------------------
 
 message encode(request x) {
-  return encode_in_full(message_kind::request, std::move(x));
-}
-
-message encode(recorded_request x) {
-  return encode_as_recorded(message_kind::request, std::move(x));
+  return encode_with_body(message_kind::request, std::move(x));
 }
 
 message encode(response x) {
-  return encode_in_full(message_kind::response, std::move(x));
-}
-
-message encode(recorded_response x) {
-  return encode_as_recorded(message_kind::response, std::move(x));
+  return encode_with_body(message_kind::response, std::move(x));
 }
 
 message encode(const microbatch_done& x) {
@@ -216,10 +171,9 @@ message encode(const step_report& x) {
 incoming decode(message x) {
   switch (x.kind) {
     case message_kind::request:
-      return decode_either<request, recorded_request>(std::move(x), "request");
+      return decode_with_body<request>(std::move(x), "request");
     case message_kind::response:
-      return decode_either<response, recorded_response>(std::move(x),
-                                                        "response");
+      return decode_with_body<response>(std::move(x), "response");
     case message_kind::control:
       return decode_control(x.body);
     default:
@@ -235,12 +189,7 @@ std::optional<phase> phase_of(const message& x) {
     return std::nullopt;
   try {
     byte_reader in{x.body.bytes, "request"};
-    if (in.get<message_style>("form") != message_style::in_full)
-      return std::nullopt;
-    request head;
-    head.id = in.get<request_id>("id");
-    inspect_head(in, head);
-    return head.what;
+    return decode_head<request>(in).what;
   } catch (const error&) {
     return std::nullopt;
   }

@@ -3,10 +3,7 @@
 // Encoding of requests, responses and control messages between ranks: their
 // fields, one after the other (transport/bytes.hpp).
 //
-// request, response: form u8, id, then
-//                    0 in full:     the other fields, then the body
-//                    1 as recorded: only the tensors (R33) and, in a request,
-//                      the results that it releases (u64 each)
+// request, response: id, the other fields, then the body
 // control:           kind u8, then the message
 
 #include "actors/protocol/messages.hpp"
@@ -22,9 +19,7 @@ namespace smp {
 // -- encoding -----------------------------------------------------------------
 
 message encode(request x);
-message encode(recorded_request x);
 message encode(response x);
-message encode(recorded_response x);
 message encode(const microbatch_done& x);
 message encode(const step_failed& x);
 message encode(const rank_report& x);
@@ -35,8 +30,7 @@ message encode(const step_diverged& x);
 /// Concatenates the tensors of all values.
 message encode(const step_report& x);
 
-using incoming = std::variant<request, recorded_request, response,
-                              recorded_response, microbatch_done, step_failed,
+using incoming = std::variant<request, response, microbatch_done, step_failed,
                               step_report, rank_report, forward_over, step_plan,
                               step_diverged>;
 

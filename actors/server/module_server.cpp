@@ -50,11 +50,11 @@ void module_server_state::resume(context_id ctx, response x) {
 }
 
 void module_server_state::ask(rank_id owner, request x) {
-  send_request(owner, std::move(x));
-}
-
-void module_server_state::ask(rank_id owner, recorded_request x) {
-  send_request(owner, std::move(x));
+  auto on_sent = [door = door, id = x.id](const failure& e) {
+    if (e)
+      door->send(completed{id, e});
+  };
+  options.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
 }
 
 void module_server_state::answer(response x) {
@@ -63,13 +63,15 @@ void module_server_state::answer(response x) {
       self->send(scheduler, std::move(x));
     return;
   }
+  auto to = x.id.origin;
+  fabric::sent_callback on_sent;
   // If a failure cannot be sent, there is no simpler answer to send instead.
-  auto report_failure = !x.error;
-  send_answer(std::move(x), report_failure);
-}
-
-void module_server_state::answer(recorded_response x) {
-  send_answer(std::move(x), true);
+  if (!x.error)
+    on_sent = [door = door, id = x.id](const failure& e) {
+      if (e && e.code != error_code::rank_down)
+        door->send(undelivered{id, e});
+    };
+  options.fabric->send(to, encode(std::move(x)), std::move(on_sent));
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
@@ -257,27 +259,6 @@ void module_server_state::hand_over(const context_entry& to, F f) {
 }
 
 template <class T>
-void module_server_state::send_request(rank_id owner, T x) {
-  auto on_sent = [door = door, id = x.id](const failure& e) {
-    if (e)
-      door->send(completed{id, e});
-  };
-  options.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
-}
-
-template <class T>
-void module_server_state::send_answer(T x, bool report_failure) {
-  auto to = x.id.origin;
-  fabric::sent_callback on_sent;
-  if (report_failure)
-    on_sent = [door = door, id = x.id](const failure& e) {
-      if (e && e.code != error_code::rank_down)
-        door->send(undelivered{id, e});
-    };
-  options.fabric->send(to, encode(std::move(x)), std::move(on_sent));
-}
-
-template <class T>
 void module_server_state::broadcast(const T& x) {
   for (auto rank : options.pipeline)
     if (rank != core->self())
@@ -359,9 +340,7 @@ module_server(module_server_state::pointer self, server_options options,
     [self](const step_plan& x) { self->state.core->plan(x); },
     [self](const step_diverged& x) { self->state.core->diverge(x); },
     [self](request& x) { self->state.core->receive(std::move(x)); },
-    [self](recorded_request& x) { self->state.core->receive(std::move(x)); },
     [self](response& x) { self->state.core->receive(std::move(x)); },
-    [self](recorded_response& x) { self->state.core->receive(std::move(x)); },
     [self](const completed& x) { self->state.core->complete(x); },
     [self](const undelivered& x) {
       self->state.answer(response{x.id, {}, x.error});
@@ -402,13 +381,10 @@ void server_inbox::deliver(rank_id from, message x) const {
   };
   auto pass = [&](auto& y) {
     using type = std::decay_t<decltype(y)>;
-    if constexpr (std::is_same_v<
-                    type, request> || std::is_same_v<type, recorded_request>) {
+    if constexpr (std::is_same_v<type, request>) {
       if (y.id.origin != from)
         refuse("malformed request: origin is not the sender");
-    } else if constexpr (
-      std::is_same_v<type,
-                     response> || std::is_same_v<type, recorded_response>) {
+    } else if constexpr (std::is_same_v<type, response>) {
       if (y.id.origin != self)
         refuse("malformed response: origin is another rank");
     } else if constexpr (std::is_same_v<type, rank_report>) {

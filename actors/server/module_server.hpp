@@ -61,9 +61,7 @@ struct module_server_state : server_output {
   void start(context_id ctx, request x) override;
   void resume(context_id ctx, response x) override;
   void ask(rank_id owner, request x) override;
-  void ask(rank_id owner, recorded_request x) override;
   void answer(response x) override;
-  void answer(recorded_response x) override;
   void forward_done(const smp::forward_done& x) override;
   void run(const scheduled_step& x) override;
   void planned(const step_plan& x) override;
@@ -100,12 +98,6 @@ struct module_server_state : server_output {
   void settle();
 
   // -- helpers ----------------------------------------------------------------
-
-  template <class T>
-  void send_request(rank_id owner, T x);
-
-  template <class T>
-  void send_answer(T x, bool report_failure);
 
   /// From pp_rank 0: sends `x` to all other ranks of the pipeline.
   template <class T>

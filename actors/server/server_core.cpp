@@ -79,7 +79,7 @@ void server_core::begin(run_step x) {
   else if (news.failed)
     fail(news.failed);
   for (auto& y : std::exchange(later_, {}))
-    std::visit([this](auto& z) { accept(std::move(z)); }, y);
+    accept(std::move(y));
   if (news.done)
     close(std::move(*news.done));
   else if (down_ && !options_.leader)
@@ -143,11 +143,6 @@ void server_core::receive(request x) {
   pump();
 }
 
-void server_core::receive(recorded_request x) {
-  accept(std::move(x));
-  pump();
-}
-
 void server_core::accept(request x) {
   if (dead_.count(x.id.origin) > 0)
     return;
@@ -199,12 +194,9 @@ void server_core::receive(response x) {
   }
   if (auto why = refusal(i->second))
     x = {x.id, {}, std::move(why)};
-  if (recorder_ && !x.error) {
-    recorder_->answered(x.id, x.body);
-    if (i->second.kind == call_kind::grant)
-      recorder_->admitted(
-        {contexts_.at(i->second.context).current->microbatch, phase::backward});
-  }
+  if (recorder_ && !x.error && i->second.kind == call_kind::grant)
+    recorder_->admitted(
+      {contexts_.at(i->second.context).current->microbatch, phase::backward});
   settle(i, std::move(x));
   pump();
 }
@@ -237,9 +229,7 @@ void server_core::rank_down(const failure& x) {
     return;
   if (!down_)
     down_ = x;
-  std::erase_if(later_, [&](auto& y) {
-    return std::visit([](auto& z) { return z.id.origin; }, y) == x.rank;
-  });
+  std::erase_if(later_, [&](auto& y) { return y.id.origin == x.rank; });
   std::erase_if(held_, [&](auto& y) { return y.what.id.origin == x.rank; });
   std::erase_if(blocked_, [&](auto& y) { return y.what.id.origin == x.rank; });
   std::erase_if(ready_, [&](auto& y) {
@@ -339,11 +329,7 @@ void server_core::suspend(context_id ctx, call x) {
   switch (x.kind) {
     case call_kind::remote:
     case call_kind::promise: // never here: see `issue`
-      if (known && replay_->forms())
-        noted().ask(x.owner, recorded_request{id, std::move(x.body.tensors),
-                                              std::move(x.released)});
-      else
-        noted().ask(x.owner, request_of(entry_of_context, id.number, x));
+      noted().ask(x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
       // Its promises run on other ranks, which may be idle until its backward
@@ -375,22 +361,13 @@ void server_core::finish(context_id ctx, outcome x) {
   auto promised = cur.promised;
   if (!entered.empty())
     options_.sequencer->leave(std::exchange(entered, {}), cur.start_number);
-  auto known = false; // the answer looks as it did in the record
-  if (following() && !x.error) {
-    auto divergence = replay_->end(id, x.body);
-    if (divergence.empty())
-      known = replay_->forms() && !is_root_request(id);
-    else if (auto why = leave_record(cur, divergence))
-      x = {{}, std::move(why)};
-  }
-  if (recorder_ && !x.error)
-    recorder_->ended(id, x.body);
+  if (following() && !x.error)
+    if (auto divergence = replay_->end(id); !divergence.empty())
+      if (auto why = leave_record(cur, divergence))
+        x = {{}, std::move(why)};
   if (x.error)
     fail(x.error);
-  if (known && dead_.count(id.origin) == 0)
-    noted().answer(recorded_response{id, std::move(x.body.tensors)});
-  else
-    reply({id, std::move(x.body), std::move(x.error)});
+  reply({id, std::move(x.body), std::move(x.error)});
   if (promised)
     end_promised(id);
   check_over();

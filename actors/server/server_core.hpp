@@ -18,7 +18,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -92,12 +91,8 @@ public:
 
   void receive(request x);
 
-  void receive(recorded_request x);
-
   /// Counts the response if no call waits for it.
   void receive(response x);
-
-  void receive(recorded_response x);
 
   void complete(const completed& x);
 
@@ -188,16 +183,7 @@ public:
                      : "waits for an earlier request of its caller",
         x.incomplete, false);
     for (auto& x : later_)
-      std::visit(
-        [&](auto& y) {
-          // A recorded request carries no more than its id.
-          if constexpr (std::is_same_v<std::decay_t<decltype(y)>, request>)
-            f(y, "waits until this rank begins the step", false, true);
-          else
-            f(request{y.id, {}, {}, {}, {}, {}, 0},
-              "waits until this rank begins the step", false, true);
-        },
-        x);
+      f(x, "waits until this rank begins the step", false, true);
   }
 
   /// Tells whether other ranks must hear when forward phases end.
@@ -248,8 +234,6 @@ private:
     bool after_wait = false;
   };
 
-  using any_request = std::variant<request, recorded_request>;
-
   /// Messages about a step that this rank has not entered yet.
   struct early_news {
     failure failed;
@@ -275,7 +259,6 @@ private:
   void drop_record(const step_diverged& x);
 
   void accept(request x);
-  void accept(recorded_request x);
   ready_key key_of(phase what, microbatch_id x);
 
   /// A request that arrived before its turn: it has neither context nor token.
@@ -350,7 +333,7 @@ private:
   std::map<step_id, early_news> early_;
 
   ready_list ready_;
-  std::vector<any_request> later_;
+  std::vector<request> later_;
   std::vector<held_request> held_;
   std::vector<blocked_request> blocked_;
   std::set<request_id> over_; // promised requests of this step that ended

@@ -29,12 +29,9 @@ void server_core::issue(context_id ctx, call x) {
   if (pos == contexts_.end() && !refused)
     refused = {
       error_code::internal, self(), {}, "a promise of a context that died"};
-  auto known = false; // the request looks as it did in the record
   if (!refused && following()) {
     auto& cur = *pos->second.current;
-    auto how = replay_->call(cur.id, x).divergence;
-    known = how.empty() && replay_->forms();
-    if (!how.empty())
+    if (auto how = replay_->call(cur.id, x).divergence; !how.empty())
       refused = leave_record(cur, how);
   }
   if (refused) {
@@ -46,11 +43,7 @@ void server_core::issue(context_id ctx, call x) {
   pending_.emplace(id, pending_call{ctx, x.kind, x.what, x.answer});
   if (recorder_)
     recorder_->called(pos->second.current->id, id, x);
-  if (known)
-    noted().ask(x.owner, recorded_request{id, std::move(x.body.tensors),
-                                          std::move(x.released)});
-  else
-    noted().ask(x.owner, request_of(pos->second, x.number, x));
+  noted().ask(x.owner, request_of(pos->second, x.number, x));
   pos->second.promises[x.owner] = x.number;
 }
 

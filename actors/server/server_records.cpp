@@ -1,6 +1,5 @@
 // Recording and replaying steps: the part of `server_core` that R33 adds.
 
-#include "actors/protocol/request_number.hpp"
 #include "actors/server/server_core.hpp"
 
 #include <algorithm>
@@ -29,8 +28,7 @@ void server_core::prepare(const std::optional<step_plan>& plan) {
     if (auto record = records.begin(*plan_)) {
       // Numbers that the record does not use are free.
       calls_ = record->last_number;
-      replay_.emplace(std::move(record), current_.step, records.forms(),
-                      plan_->same_order);
+      replay_.emplace(std::move(record), plan_->same_order);
     } else {
       recorder_.emplace(current_.microbatches);
     }
@@ -65,14 +63,7 @@ void server_core::end_record(bool complete) {
 failure server_core::leave_record(const request& at, const std::string& how) {
   auto& records = *options_.records;
   auto module = options_.services.module_name(at.module);
-  auto key = records.static_mode() ? "smp.static_mode"
-                                   : "smp.deterministic_server";
-  auto text = "microbatch " + std::to_string(at.microbatch.value)
-              + " diverges from step " + std::to_string(plan_->source.value)
-              + ", which " + key + " replays: " + how
-              + " (write smp.static_fallback = \"dynamic\" to go on without "
-                "the record, or "
-              + key + " = false)";
+  auto text = records.describe(at.microbatch, how);
   if (!records.fall_back()) {
     // A divergence while the code unwinds means nothing.
     if (!failed_)
@@ -103,54 +94,6 @@ void server_core::drop_record(const step_diverged& x) {
   options_.records->diverged(x.text);
   if (options_.leader)
     noted().diverged(x);
-}
-
-// -- messages that name the record --------------------------------------------
-
-void server_core::accept(recorded_request x) {
-  auto step = step_of(x.id);
-  if (dead_.count(x.id.origin) > 0)
-    return;
-  if (step >= next_ && !closing_) {
-    later_.emplace_back(std::move(x));
-  } else if (!open_ || step != current_.step) {
-    ++dropped_;
-  } else if (!replay_) {
-    reply({x.id,
-           {},
-           {error_code::protocol,
-            self(),
-            {},
-            "a request names a record, but this step replays none"}});
-  } else {
-    auto id = x.id;
-    try {
-      accept(replay_->restore(std::move(x)));
-    } catch (const error& e) {
-      reply({id, {}, e.cause()});
-    }
-  }
-}
-
-void server_core::receive(recorded_response x) {
-  auto i = pending_.find(x.id);
-  if (i == pending_.end()) {
-    ++unknown_;
-    return;
-  }
-  response y{x.id, {}, {}};
-  try {
-    if (auto why = refusal(i->second))
-      throw error{std::move(why)};
-    if (!replay_)
-      throw error{error_code::protocol,
-                  "an answer names a record, but this step replays none"};
-    y = replay_->restore(std::move(x));
-  } catch (const error& e) {
-    y.error = e.cause();
-  }
-  settle(i, std::move(y));
-  pump();
 }
 
 // -- order --------------------------------------------------------------------

@@ -90,30 +90,19 @@ public:
     return name_;
   }
 
-  /// How it is sent.
-  struct way {
-    /// Null: the caller waits, and the owner keeps nothing by name.
-    std::shared_ptr<const result_plan> plan = {};
-    /// Key under which the next call of this kind looks; may be empty.
-    std::string kind = {};
-    /// Records which results are used; may be null.
-    taken_results_ptr taken = {};
-    /// The same call in the replayed step; may be null.
-    std::shared_ptr<const recorded_call> recorded = {};
-  };
-
-  call_result send(value args, const way& how);
-
-  /// Sends the call as it was sent in the replayed step.
-  /// @returns nullopt if this is another call; `args` is then unchanged
-  std::optional<call_result> repeat(value& args, const way& how);
+  /// @param plan without `next` the caller waits, and learns for other calls of
+  ///        its kind; without `left` the owner keeps nothing by name
+  /// @param taken records which results are used; may be null
+  /// @param recorded the same call in the replayed step; may be null
+  call_result send(value args, result_plan plan, taken_results_ptr taken = {},
+                   std::shared_ptr<const sent_request> recorded = {});
 
 private:
   call_streams::origin number_call() const;
   remote_tensor put_argument(const at::Tensor& x, bool snapshot);
-  forward_request make_request(value args, const result_plan* plan);
-  call make_call(const forward_request& x, const way& how) const;
-  call_result exchange(forward_request asked, call c, const way& how);
+  forward_request make_request(value args, const result_plan& plan);
+  call make_call(const forward_request& x) const;
+  sent_request_ptr note_sent(result_plan plan);
   sent_call describe_sent(const sent_request_ptr& x, size_t outputs) const;
   std::shared_ptr<backward_node> make_node(sent_call sent,
                                            const remote_tensors& arguments);
@@ -178,7 +167,7 @@ call_streams::origin outgoing_call::number_call() const {
 }
 
 forward_request outgoing_call::make_request(value args,
-                                            const result_plan* plan) {
+                                            const result_plan& plan) {
   forward_request result;
   result.head = {target_.kind, target_.first, target_.last, 0};
   result.context = call_context::current();
@@ -188,18 +177,16 @@ forward_request outgoing_call::make_request(value args,
   result.numbers = numbers_;
   result.pass = ex_.pass();
   result.arguments = std::move(args);
-  if (plan != nullptr) {
-    result.left = plan->left;
-    if (plan->next)
-      result.expected = *plan->next;
-  }
+  result.left = plan.left;
+  if (plan.next)
+    result.expected = *plan.next;
   // This rank may write to its tensors if it goes on.
   for (auto& t : arguments_)
     result.tensors.push_back(put_argument(t, result.expected.has_value()));
   return result;
 }
 
-call outgoing_call::make_call(const forward_request& x, const way& how) const {
+call outgoing_call::make_call(const forward_request& x) const {
   auto what = ex_.in_backward() ? phase::backward : phase::forward;
   auto result = remote_call(owner_, module_, what, to_payload(x),
                             answer_of(name_, what, owner_));
@@ -207,7 +194,6 @@ call outgoing_call::make_call(const forward_request& x, const way& how) const {
     result = promise_call(std::move(result));
   for (auto& y : promised_)
     result.needs.push_back(y->id());
-  result.plan = how.plan;
   return result;
 }
 
@@ -357,27 +343,38 @@ void outgoing_call::connect(const std::vector<at::Tensor>& results,
     from->node = node;
 }
 
-call_result outgoing_call::exchange(forward_request asked, call c,
-                                    const way& how) {
-  auto request = std::make_shared<sent_request>();
-  request->owner = owner_;
-  request->module = module_;
-  request->name = name_;
-  request->why = c.why;
-  request->arguments = promised_;
-  if (asked.expected) {
-    request->number = book_.next_request(ex_);
-    request->pushed.assign(asked.expected->tensors.size(), true);
-    for (auto i : *asked.left)
-      request->pushed.at(i) = false;
-    if (ex_.rank().records().foretells())
-      request->recorded = how.recorded;
+/// Once the `arguments_` are in the request.
+sent_request_ptr outgoing_call::note_sent(result_plan plan) {
+  auto result = std::make_shared<sent_request>();
+  result->owner = owner_;
+  result->module = module_;
+  result->name = name_;
+  result->arguments = promised_;
+  if (plan.next) {
+    result->number = book_.next_request(ex_);
+    result->pushed.assign(plan.next->tensors.size(), true);
+    for (auto i : *plan.left)
+      result->pushed.at(i) = false;
   }
+  result->plan = std::move(plan);
+  return result;
+}
+
+call_result outgoing_call::send(value args, result_plan plan,
+                                taken_results_ptr taken,
+                                std::shared_ptr<const sent_request> recorded) {
+  auto asked = make_request(std::move(args), plan);
+  auto c = make_call(asked);
+  auto request = note_sent(std::move(plan));
+  request->why = c.why;
+  if (ex_.rank().records().foretells())
+    request->recorded = std::move(recorded);
+  c.plan = request;
   c.released = book_.take_releases(owner_);
   call_reply reply;
   if (auto answer = smp::send(ex_, std::move(c), request)) {
     reply = *std::move(answer);
-    remember(how.kind, reply);
+    remember(request->plan.kind, reply);
   } else {
     reply.result = std::move(asked.expected->result);
     reply.tensors = std::move(asked.expected->tensors);
@@ -385,7 +382,7 @@ call_result outgoing_call::exchange(forward_request asked, call c,
   }
   if (reply.stateful)
     ex_.note_state();
-  auto tensors = take_results(reply, request, how.taken);
+  auto tensors = take_results(reply, request, taken);
   connect(tensors, asked.tensors, request, reply);
   for (auto [argument, content] : reply.written) {
     check_index(argument, arguments_.size(), "argument");
@@ -396,42 +393,22 @@ call_result outgoing_call::exchange(forward_request asked, call c,
           unpacker{std::move(tensors)}};
 }
 
-call_result outgoing_call::send(value args, const way& how) {
-  auto asked = make_request(std::move(args), how.plan.get());
-  auto c = make_call(asked, how);
-  return exchange(std::move(asked), std::move(c), how);
-}
-
-std::optional<call_result> outgoing_call::repeat(value& args, const way& how) {
-  auto asked = make_request(std::move(args), how.plan.get());
-  auto c = make_call(asked, how);
-  if (same_call(*how.recorded, c))
-    return exchange(std::move(asked), std::move(c), how);
-  args = std::move(asked.arguments);
-  promised_.clear();
-  return std::nullopt;
-}
-
 /// @returns how to send a call of a known kind: its reply carries the results
 /// that the caller used the last time, and the rest stays at the owner. (One
 /// that waits has them all the first time.)
-std::shared_ptr<const result_plan> plan_of(const promise_book::memory& known) {
-  auto result = std::make_shared<result_plan>();
-  result->next = known.next;
-  if (!known.next) {
-    result->left = known.taken->left();
-    return result;
-  }
-  auto& left = result->left.emplace();
+result_plan plan_of(const promise_book::memory& known) {
+  if (!known.next)
+    return {.left = known.taken->left()};
+  result_plan result{.next = known.next, .left = std::vector<uint32_t>{}};
   for (uint32_t i = 0; i < known.next->tensors.size(); ++i)
     if (!known.taken || !known.taken->find(i).value_or(false))
-      left.push_back(i);
+      result.left->push_back(i);
   return result;
 }
 
-/// @returns how the call `x` of the replayed step was sent
-std::shared_ptr<const result_plan> plan_of(const recorded_call& x) {
-  return std::dynamic_pointer_cast<const result_plan>(x.plan);
+/// @returns the call of the replayed step, as it was sent; null for a backward
+std::shared_ptr<const sent_request> sent_as(const recorded_call& x) {
+  return std::dynamic_pointer_cast<const sent_request>(x.plan);
 }
 
 } // namespace
@@ -463,23 +440,25 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     ex.note_state();
   if (attribute || book.waits(*model->map, module, x))
     return out.send(std::move(all), {});
-  // A replayed step needs no prediction: its record has the answer.
   auto recorded = book.recorded(ex);
+  auto before = recorded ? sent_as(*recorded) : nullptr;
   if (recorded && recorded->kind != call_kind::promise)
-    return out.send(std::move(all), {.plan = plan_of(*recorded)});
-  if (recorded)
-    if (auto result = out.repeat(
-          all, {.plan = plan_of(*recorded), .recorded = recorded}))
-      return std::move(*result);
+    return out.send(std::move(all),
+                    {.left = before ? before->plan.left : std::nullopt});
   auto kind = kind_of_call(module, x, all, in.tensors());
+  // A replayed step needs no prediction: its record has the answer.
+  if (before && before->plan.kind == kind)
+    return out.send(std::move(all), before->plan, {}, before);
   auto known = book.find(kind, ex.requests());
   if (!known)
     return out.send(std::move(all), {.kind = std::move(kind)});
   // Code invisible to smp may write to tensors that it returned.
   if (!known->next && !model->map->order().unseen().empty())
     return out.send(std::move(all), {});
-  return out.send(std::move(all),
-                  {.plan = plan_of(*known), .taken = known->taken});
+  auto plan = plan_of(*known);
+  if (plan.next)
+    plan.kind = std::move(kind);
+  return out.send(std::move(all), std::move(plan), known->taken);
 }
 
 bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -516,15 +495,14 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   outgoing_call out{*ex,    *model, a->id().owner, a->request()->module,
                     target, xs};
   auto all = value::tuple(std::move(args));
+  auto plan = plan_of({next, {}});
   auto recorded = model->promises->recorded(*ex);
-  std::optional<call_result> result;
-  if (recorded && recorded->kind == call_kind::promise)
-    result = out.repeat(all,
-                        {.plan = plan_of(*recorded), .recorded = recorded});
-  if (!result)
-    result = out.send(std::move(all), {.plan = plan_of({next, {}})});
+  auto result = out.send(all, std::move(plan), {},
+                         recorded && recorded->kind == call_kind::promise
+                           ? sent_as(*recorded)
+                           : nullptr);
   torch::jit::drop(stack, 3);
-  stack.emplace_back(result->tensors.tensor(0));
+  stack.emplace_back(result.tensors.tensor(0));
   return true;
 }
 

@@ -13,6 +13,9 @@
 #include "runtime/model/module_list.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 namespace smp {
@@ -37,13 +40,27 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
   ex->park(std::move(c));
 }
 
-/// @returns what the reply to `x` told of a result in the replayed step.
-tensor_meta foretold(const recorded_call& x, uint32_t result) {
-  payload answer{x.answered.bytes, {}};
-  for (auto& y : x.answered.tensors)
-    static_cast<tensor_meta&>(answer.tensors.emplace_back()) = y;
-  auto reply = from_payload<call_reply>(answer, "recorded reply");
-  return reply.tensors.at(result).about();
+/// @returns the strides of axes of more than one element: the others depend on
+/// timing, as autograd adds a gradient to another one in place, keeping its
+/// strides, unless a message still holds that one
+std::vector<int64_t> order_of_axes(const tensor_meta& x) {
+  std::vector<int64_t> result;
+  int64_t next = 1;
+  for (auto i = x.shape.size(); i-- > 0;) {
+    if (x.shape[i] != 1)
+      result.push_back(x.strides.empty() ? next : x.strides[i]);
+    next *= std::max<int64_t>(x.shape[i], 1);
+  }
+  return result;
+}
+
+std::string describe(const std::vector<int64_t>& xs) {
+  return fmt::format("[{}]", fmt::join(xs, ", "));
+}
+
+std::string describe(const tensor_meta& x) {
+  return describe(x.shape)
+         + (x.strides.empty() ? "" : " with strides " + describe(x.strides));
 }
 
 /// The reply to `x` has arrived: its node learns the shapes of its gradients.
@@ -89,9 +106,10 @@ void sent_request::take(const call_reply& x) {
     refuse(std::to_string(x.tensors.size()) + " results instead of "
            + std::to_string(pushed.size()));
   contents.resize(pushed.size());
+  std::vector<tensor_meta> told;
   for (size_t i = 0; i < pushed.size(); ++i) {
     auto& y = x.tensors[i];
-    auto& meta = results.emplace_back(y.about());
+    auto& meta = told.emplace_back(y.about());
     auto carried = y.what == remote_tensor::kind::data;
     if (waited && y.what == remote_tensor::kind::held && i >= x.named)
       refuse("name of result " + std::to_string(i) + " does not exist");
@@ -108,6 +126,30 @@ void sent_request::take(const call_reply& x) {
       contents[i] = y.tensor();
   }
   reaches = x.reaches;
+  std::lock_guard guard{mutex_};
+  results = std::move(told);
+}
+
+std::optional<tensor_meta> sent_request::known(size_t result) {
+  std::lock_guard guard{mutex_};
+  if (result < results.size())
+    return results[result];
+  if (!recorded || result >= recorded->results.size())
+    return std::nullopt;
+  foretold_.insert(result);
+  return recorded->results[result];
+}
+
+std::optional<std::string> sent_request::difference() {
+  std::lock_guard guard{mutex_};
+  for (auto i : foretold_) {
+    auto& before = recorded->results[i];
+    if (results[i].shape != before.shape
+        || order_of_axes(results[i]) != order_of_axes(before))
+      return "the record has " + describe(before) + " as result "
+             + std::to_string(i) + ", this step " + describe(results[i]);
+  }
+  return std::nullopt;
 }
 
 void sent_request::forget(size_t result) {
@@ -158,20 +200,17 @@ void promised_value::tell(rank_id x) {
 }
 
 std::vector<int64_t> promised_value::sizes() {
-  if (request_->recorded && !request_->done())
-    return foretold(*request_->recorded, output_).shape;
+  if (auto x = request_->known(output_); x && !request_->done())
+    return x->shape;
   await(request_);
   complete_node(*request_);
   return request_->results.at(output_).shape;
 }
 
 std::optional<std::vector<int64_t>> promised_value::strides() {
-  if (request_->recorded && !request_->done())
-    return foretold(*request_->recorded, output_).strides;
   // The sizes of a gradient are known before its strides.
-  if (!request_->done())
-    return std::nullopt;
-  return request_->results.at(output_).strides;
+  auto x = request_->known(output_);
+  return x ? std::optional{x->strides} : std::nullopt;
 }
 
 completion_ptr promised_value::content() {
@@ -432,6 +471,23 @@ std::string kind_of_call(module_id module, const call_target& x,
 
 // -- sending ------------------------------------------------------------------
 
+namespace {
+
+/// @throws error (unsupported) if sizes that code has read by now turn out to
+/// be those of the replayed step only
+void check_record(sent_request& x, microbatch_id m,
+                  const std::shared_ptr<const rank_context>& rank) {
+  auto how = x.difference();
+  if (!how || !rank)
+    return;
+  auto& records = rank->records();
+  records.refused();
+  throw error{failure{error_code::unsupported, rank->self(), x.name,
+                      records.describe(m, *how)}};
+}
+
+} // namespace
+
 std::optional<call_reply> send(running_call& ex, call c,
                                const sent_request_ptr& x) {
   if (c.kind == call_kind::remote) {
@@ -449,7 +505,8 @@ std::optional<call_reply> send(running_call& ex, call c,
   c.number = x->number;
   c.why = x->why;
   auto answer = std::make_shared<awaited<response>>();
-  answer->on_done([weak = std::weak_ptr{answer}, x] {
+  answer->on_done([weak = std::weak_ptr{answer}, x, m = ex.microbatch(),
+                   rank = ex.rank().weak_from_this()] {
     auto answer = weak.lock();
     auto why = answer->cause();
     x->arguments.clear();
@@ -457,6 +514,7 @@ std::optional<call_reply> send(running_call& ex, call c,
       try {
         x->take(from_payload<call_reply>(
           awaited<response>::peek(answer, {}).body, "reply"));
+        check_record(*x, m, rank.lock());
       } catch (const error& e) {
         why = e.cause();
       }

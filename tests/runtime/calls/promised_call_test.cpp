@@ -363,11 +363,11 @@ TEST_CASE("sizes and strides that a record foretells need no answer",
   CAPTURE(transposed);
   auto then = transposed ? at::ones({3, 2}).t() : at::ones({2});
   auto pushed = GENERATE(false, true);
-  recorded_call known;
-  known.answered = form_of(to_payload(
-    reply_with({pushed ? content(then) : remote_tensor::held(then)})));
+  auto recorded = request_with(pushed);
+  recorded->take(
+    reply_with({pushed ? content(then) : remote_tensor::held(then)}));
   auto request = request_with(pushed);
-  request->recorded = std::make_shared<const recorded_call>(std::move(known));
+  request->recorded = recorded;
   promised_value x{*rank, request, 0, promised_result(1), {}};
   CHECK(x.sizes() == (transposed ? numbers{2, 3} : numbers{2}));
   CHECK((x.strides() == (transposed ? numbers{1, 2} : numbers{})));
@@ -378,6 +378,33 @@ TEST_CASE("sizes and strides that a record foretells need no answer",
   request->set();
   CHECK(x.sizes() == numbers{3});
   CHECK((x.strides() == numbers{}));
+  CHECK(request->difference()
+        == (transposed ? "the record has [2, 3] with strides [1, 2] as result "
+                         "0, this step [3]"
+                       : "the record has [2] as result 0, this step [3]"));
+}
+
+TEST_CASE("sizes that nobody read may differ from the record's",
+          "[runtime][promised_call][R33][R63]") {
+  auto told = [](const at::Tensor& x) {
+    auto result = request_with(false);
+    result->take(reply_with({remote_tensor::held(x)}));
+    return result;
+  };
+  auto differs = [&](const at::Tensor& then, const at::Tensor& now, bool read) {
+    auto x = request_with(false);
+    x->recorded = told(then);
+    if (read)
+      CHECK(x->known(0));
+    x->take(reply_with({remote_tensor::held(now)}));
+    return x->difference().has_value();
+  };
+  auto x = at::ones({4, 1, 3});
+  CHECK(differs(x, at::ones({4, 3}), true));
+  CHECK_FALSE(differs(x, at::ones({4, 3}), false));
+  CHECK(differs(x, at::ones({3, 1, 4}).transpose(0, 2), true));
+  // Strides of axes of one element depend on timing.
+  CHECK_FALSE(differs(x, x.as_strided({4, 1, 3}, {3, 1, 1}), true));
 }
 
 TEST_CASE("a result that is read after its step is refused by name",

@@ -34,19 +34,10 @@ struct noted_output : server_output {
     note("ask r" + number(owner));
   }
 
-  void ask(rank_id owner, recorded_request x) override {
-    asked_again = x;
-    note("ask r" + number(owner) + " as recorded");
-  }
-
   void answer(response x) override {
     answered = x;
     note("answer " + std::to_string(x.id.number)
          + (x.error ? " " + x.error.text : ""));
-  }
-
-  void answer(recorded_response x) override {
-    note("answer " + std::to_string(x.id.number) + " as recorded");
   }
 
   void forward_done(const smp::forward_done& x) override {
@@ -121,7 +112,6 @@ struct noted_output : server_output {
   rank_board board{rank_id{0}, 2};
   /// The board said so before the context knew.
   bool had_token = false;
-  recorded_request asked_again;
   smp::forward_done waiting;
   request_id reported;
   step_report report;
