@@ -28,8 +28,7 @@ order_book::proposal order_book::propose() const {
   result.source = source.value_or(step_id{});
   for (auto& [step, record] : x->records)
     result.records.push_back(step);
-  // A pipeline that may leave the order must not hold others to it.
-  if (source && !options_.fall_back)
+  if (source)
     result.order = x->order;
   return result;
 }
@@ -136,10 +135,17 @@ std::string order_book::describe(microbatch_id m,
   auto key = static_mode() ? "smp.static_mode" : "smp.deterministic_server";
   return "microbatch " + std::to_string(m.value) + " diverges from step "
          + std::to_string(note().source.value) + ", which " + key
-         + " replays: " + how
-         + " (write smp.static_fallback = \"dynamic\" to go on without the "
-           "record, or "
-         + key + " = false)";
+         + " replays: " + how;
+}
+
+bool order_book::foretells() const {
+  std::lock_guard guard{mutex_};
+  return options_.static_mode && !options_.fixed_order && !misled_;
+}
+
+void order_book::misled() {
+  std::lock_guard guard{mutex_};
+  misled_ = true;
 }
 
 void order_book::end() {

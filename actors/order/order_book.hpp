@@ -35,8 +35,6 @@ public:
     bool static_mode = false;
     /// Number of steps to record; the fastest of them is replayed.
     uint64_t steps = 5;
-    /// A step that diverges from its record continues without it.
-    bool fall_back = false;
     /// That order does not depend on timing
     /// (`smp.deterministic_server`).
     bool fixed_order = false;
@@ -79,20 +77,14 @@ public:
     return options_.static_mode;
   }
 
-  bool fall_back() const noexcept {
-    return options_.fall_back;
-  }
-
   bool fixed_order() const noexcept {
     return options_.fixed_order;
   }
 
   /// Tells whether sizes of results of a replayed step are known before their
-  /// answer arrives; one that differs ends the step. (With a fixed order the
+  /// answer arrives; one that differs fails the step. (With a fixed order the
   /// requester waits for it all the same, so that the wait has its place.)
-  bool foretells() const noexcept {
-    return static_mode() && !fall_back() && !fixed_order();
-  }
+  bool foretells() const;
 
   // -- pp_rank 0 --------------------------------------------------------------
 
@@ -128,10 +120,14 @@ public:
   /// The step diverges from its record.
   void diverged(const std::string& how);
 
-  /// The same, but divergence is an error (no `fall_back`).
+  /// The same, but others cannot go on without the record
+  /// (`step_plan::same_order`): the step fails.
   void refused();
 
-  /// @returns what to tell users of a divergence, with a way out
+  /// A size that the record told was wrong: it tells none any more.
+  void misled();
+
+  /// @returns what to tell users of a divergence
   std::string describe(microbatch_id m, const std::string& how) const;
 
   /// The step is over.
@@ -206,6 +202,7 @@ private:
   std::shared_ptr<const step_record> replayed_;
   uint32_t last_promise_ = 0;
   step_note note_;
+  bool misled_ = false;
 };
 
 template <class Inspector>

@@ -59,16 +59,18 @@ void server_core::end_record(bool complete) {
 
 // -- divergences --------------------------------------------------------------
 
-/// @returns why the step fails; nothing if it continues without the record.
+/// @returns why the step fails; nothing if it continues without the record,
+/// which it cannot do where other pipelines rely on the order.
 failure server_core::leave_record(const request& at, const std::string& how) {
   auto& records = *options_.records;
   auto module = options_.services.module_name(at.module);
   auto text = records.describe(at.microbatch, how);
-  if (!records.fall_back()) {
+  if (plan_->same_order) {
     // A divergence while the code unwinds means nothing.
     if (!failed_)
       records.refused();
-    return {error_code::unsupported, self(), module, std::move(text)};
+    return {error_code::unsupported, self(), module,
+            text + " (write smp.deterministic_server = false)"};
   }
   step_diverged news{current_.step, failure{error_code::unsupported, self(),
                                             module, std::move(text)}

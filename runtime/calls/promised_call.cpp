@@ -481,9 +481,10 @@ void check_record(sent_request& x, microbatch_id m,
   if (!how || !rank)
     return;
   auto& records = rank->records();
-  records.refused();
-  throw error{failure{error_code::unsupported, rank->self(), x.name,
-                      records.describe(m, *how)}};
+  records.misled();
+  throw error{
+    failure{error_code::unsupported, rank->self(), x.name,
+            records.describe(m, *how) + " (write smp.static_mode = false)"}};
 }
 
 } // namespace

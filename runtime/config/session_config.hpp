@@ -116,8 +116,6 @@ struct session_config {
   /// Records the first `static_steps` steps and replays the fastest (R33).
   bool static_mode = false;
   uint64_t static_steps = 5;
-  /// Reaction to a step that diverges from its record: "error" or "dynamic".
-  std::string static_fallback = "error";
   /// Remote calls return promises at once (R38 to R41). Default, "auto": a step
   /// in which a promise does not hold is rolled back and run again.
   std::optional<bool> fast_mode = {};

@@ -120,22 +120,14 @@ const std::vector<config_key> session_table = {
    .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.static_mode",
    .slot = SMP_SLOT(smp.static_mode),
-   .meaning = "record the first steps and replay the fastest, without "
-              "decisions and envelopes; for models whose flow does not depend "
-              "on data"},
+   .meaning = "record the first steps and replay the order of the fastest; "
+              "for models whose flow does not depend on data"},
   {.name = "smp.static_steps",
    .slot = SMP_SLOT(smp.static_steps),
    .meaning = "steps to record, for each kind of step",
    .range = between(1, 1000),
    .only = {{"smp.static_mode", {"true"}},
             {"smp.deterministic_server", {"false"}}}},
-  {.name = "smp.static_fallback",
-   .slot = SMP_SLOT(smp.static_fallback),
-   .meaning = "what a step does that diverges from its record: it ends the "
-              "run, "
-              "or goes on without the record",
-   .choices = {"error", "dynamic"},
-   .only = {{"smp.static_mode", {"true"}, "smp.deterministic_server"}}},
   {.name = "smp.deterministic_server",
    .slot = SMP_SLOT(smp.deterministic_server),
    .meaning = "all ranks serve in an order that does not depend on timing: "

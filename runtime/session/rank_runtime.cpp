@@ -77,7 +77,6 @@ rank_runtime::rank_runtime(parts x)
       [board = own_board_](module_id x) { return board->path_of(x); })),
     own_records_(std::make_shared<order_book>(
       order_book::options{own_config_.static_mode, own_config_.static_steps,
-                          own_config_.static_fallback == "dynamic",
                           own_config_.deterministic_server})),
     policies_(own_config_,
               own_layout_.members(comm_group::pp, fabric_->self()).size(),

@@ -6,6 +6,7 @@
 #include "actors/server/microbatch_sequencer.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/base/fnv_hash.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/collectives/agreement.hpp"
 #include "runtime/step/model_state.hpp"
 #include "runtime/step/schedule_policies.hpp"
@@ -35,6 +36,10 @@ void step_runner::note_record(const model_state* model, uint64_t microbatches,
   auto note = records.note();
   stats_.fell_back = !note.divergence.empty();
   stats_.replayed = note.replayed && !stats_.fell_back;
+  if (stats_.fell_back && records.fixed_order() && rank_.self() == rank_id{0}
+      && !std::exchange(told_of_divergence_, true))
+    print_stderr("smp: {}: the last bits of such steps depend on timing\n",
+                 note.divergence);
   if (rank_.pp_rank() == 0)
     records.took(rank_.step(), seconds, learnt, warm_up(model, microbatches));
 }

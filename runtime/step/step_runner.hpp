@@ -110,6 +110,7 @@ private:
   step_body body_;
   call_context body_context_; // of the thread that called the step
   step_stats stats_;
+  bool told_of_divergence_ = false;
   std::function<void(bool)> on_step_;
 };
 

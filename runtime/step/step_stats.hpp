@@ -20,8 +20,7 @@ struct step_stats {
   uint64_t waits = 0;
   /// The step replayed a record to its end (`smp.static_mode`).
   bool replayed = false;
-  /// The step diverged from its record and ran without it
-  /// (`smp.static_fallback = "dynamic"`).
+  /// The step diverged from its record and ran without it.
   bool fell_back = false;
   /// How the step failed, if it was then rolled back and run once more with all
   /// calls waiting (`smp.fast_mode = "auto"`). Else empty. All figures then

@@ -74,9 +74,7 @@ TEST_CASE_METHOD(exit_run,
                  "[apps][static][R33]") {
   auto fast = GENERATE(as<std::string>{}, "auto", "false", "true");
   auto dynamic = steps({}, "dynamic");
-  auto replays = steps({"--smp.static_mode=true",
-                        "--smp.static_fallback=dynamic",
-                        "--smp.fast_mode=" + fast},
+  auto replays = steps({"--smp.static_mode=true", "--smp.fast_mode=" + fast},
                        "static");
   REQUIRE(replays.size() == dynamic.size());
   auto kinds = [&](const char* kind) {
@@ -92,35 +90,11 @@ TEST_CASE_METHOD(exit_run,
           == Catch::Approx(dynamic[i]["loss"].get<double>()).epsilon(1e-4));
 }
 
-TEST_CASE_METHOD(exit_run,
-                 "A step that diverges from its record ends the run "
-                 "with an error that names microbatch and step",
-                 "[apps][static][R33]") {
-  auto run = start({"tiny.toml", "--run-dir", "run", "--smp.static_mode=true",
-                    "--smp.static_steps=1"});
-  CHECK(run.join() == 3);
-  INFO(run.output());
-  CHECK_THAT(
-    run.output(),
-    ContainsSubstring(" diverges from step ")
-      && ContainsSubstring(", which smp.static_mode replays: ")
-      && ContainsSubstring("microbatch ")
-      && ContainsSubstring("write smp.static_fallback = \"dynamic\" to "
-                           "go on without the record"));
-  // Up to there the steps were right.
-  auto done = metrics("run");
-  REQUIRE(!done.empty());
-  auto dynamic = steps({}, "dynamic");
-  for (size_t i = 0; i < done.size(); ++i)
-    CHECK(done[i]["loss"].get<double>()
-          == Catch::Approx(dynamic[i]["loss"].get<double>()).epsilon(1e-4));
-}
-
 TEST_CASE_METHOD(exit_run, "Verify compares fallbacks and counts them",
                  "[apps][static][verify][R33]") {
   auto run = start({"verify", "tiny.toml", "--run-dir", "run", "--json",
                     "out.json", "--steps", "12", "--smp.static_mode=true",
-                    "--smp.static_steps=1", "--smp.static_fallback=dynamic"});
+                    "--smp.static_steps=1"});
   auto code = run.join();
   INFO(run.output());
   CHECK(code == 0);

@@ -77,9 +77,6 @@ struct static_world : actor_world {
 
 constexpr order_book::options three_steps{.static_mode = true, .steps = 3};
 
-constexpr order_book::options falls_back{
-  .static_mode = true, .steps = 1, .fall_back = true};
-
 } // namespace
 
 TEST_CASE_METHOD(static_world,
@@ -166,7 +163,7 @@ TEST_CASE_METHOD(static_world, "a failed step leaves no record",
 
 // -- divergences --------------------------------------------------------------
 
-TEST_CASE_METHOD(static_world, "a divergence is an error that names it",
+TEST_CASE_METHOD(static_world, "a divergence is told with its place",
                  "[actors][static][R33]") {
   init(4, {.static_mode = true, .steps = 1});
   timed_step(1, 1);
@@ -177,9 +174,7 @@ TEST_CASE_METHOD(static_world, "a divergence is an error that names it",
     expected
       = "rank 1, module m1: microbatch 0 diverges from step 1, which "
         "smp.static_mode replays: the record calls module 2, forward, "
-        "on rank 2, this step calls module 5, forward, on rank 2 (write "
-        "smp.static_fallback = \"dynamic\" to go on without the record, "
-        "or smp.static_mode = false)";
+        "on rank 2, this step calls module 5, forward, on rank 2";
   }
   SECTION("another rank") {
     script[{1}][1] = do_call(0, 3);
@@ -204,18 +199,38 @@ TEST_CASE_METHOD(static_world, "a divergence is an error that names it",
       = "the record waits for the grant of its backward phase, this "
         "step ends here";
   }
+  CHECK_FALSE(timed_step(2, 1).error);
+  CHECK_THAT(note(0).divergence, ContainsSubstring(expected));
+}
+
+TEST_CASE_METHOD(static_world,
+                 "a divergence is an error where others rely on the order",
+                 "[actors][static][R33]") {
+  init(4, {.fixed_order = true});
+  timed_step(1, 1);
+  for (auto& rank : ranks) {
+    auto& records = *rank->records;
+    records.choose(0, step_id{1}, *records.find(0, step_id{1}), 7);
+  }
+  auto plan = ranks[0]->records->propose();
+  ranks[0]->records->agree({plan, plan}); // of two pipelines
+  script[{1}] = {do_call(0, 3), do_return("a")};
   auto err = timed_step(2, 1).error;
   CHECK(err.code == error_code::unsupported);
-  CHECK_THAT(err.describe(), ContainsSubstring(expected));
+  CHECK_THAT(err.describe(),
+             ContainsSubstring("which smp.deterministic_server replays: the "
+                               "record calls module 2, forward, on rank 2, "
+                               "this step ends here (write "
+                               "smp.deterministic_server = false)"));
   for (size_t i = 0; i < 3; ++i)
     CHECK(status(i).pending == 0);
 }
 
-TEST_CASE_METHOD(static_world, "a divergence may go on without the record",
+TEST_CASE_METHOD(static_world, "a divergent step goes on without the record",
                  "[actors][static][R33]") {
   auto seed = GENERATE(Catch::Generators::range(1, 21));
   INFO("seed " << seed);
-  init(static_cast<uint64_t>(seed), falls_back);
+  init(static_cast<uint64_t>(seed), {.static_mode = true, .steps = 1});
   timed_step(1, 1);
   auto usual = script;
   std::string value = "rd";

@@ -203,12 +203,6 @@ std::vector<broken> of_modes() {
      "run.toml:5: ",
      {"smp.static_steps has no effect with smp.deterministic_server = true "
       "(run.toml:4); it belongs to smp.deterministic_server = false"}},
-    {"what follows a divergence from no record",
-     with("microb", "static_fallback = \"dynamic\""),
-     "run.toml:3: ",
-     {"smp.static_fallback has no effect with smp.static_mode = false (the "
-      "default); it belongs to smp.static_mode = true, "
-      "smp.deterministic_server = true"}},
   };
 }
 
@@ -263,9 +257,7 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
          {"--smp.fast_mode=\"auto\""},
          {"--smp.fast_mode=false"},
          {"--smp.no_promises=[\"a\"]"},
-         {"--smp.static_mode=true", "--smp.static_steps=2",
-          "--smp.static_fallback=dynamic"},
-         {"--smp.deterministic_server=true", "--smp.static_fallback=dynamic"},
+         {"--smp.static_mode=true", "--smp.static_steps=2"},
          {"--smp.deterministic_server=true", "--smp.static_mode=true"},
          {"--smp.auto_partition=false", "--smp.trace_device=none"},
          {"--smp.optimize=speed"},

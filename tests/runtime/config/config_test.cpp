@@ -415,10 +415,6 @@ TEST_CASE("what does nothing is refused without a file as well",
             x.static_steps = 9;
           },
           ""},
-         {[](auto& x) { x.static_fallback = "dynamic"; },
-          "smp.static_fallback has no effect with smp.static_mode = false (the "
-          "default); it belongs to smp.static_mode = true, "
-          "smp.deterministic_server = true"},
          {[](auto& x) { x.placement_strategy = "spread"; },
           "smp.placement_strategy has no effect with smp.ddp = false (the "
           "default); it belongs to smp.ddp = true"},
@@ -498,7 +494,6 @@ constexpr const char* promised_keys[] = {"smp.pipeline_parallel_degree",
                                          "smp.placement_strategy",
                                          "smp.static_mode",
                                          "smp.static_steps",
-                                         "smp.static_fallback",
                                          "smp.fast_mode",
                                          "smp.no_promises",
                                          "smp.deterministic_server",

@@ -143,8 +143,6 @@ struct job {
     x.average_grads_across_microbatches = !sums;
     x.backward_passes_per_step = unsynced ? 1 : passes;
     x.deterministic_server = deterministic;
-    if (deterministic && !repeats) // other steps take other branches
-      x.static_fallback = "dynamic";
     return x;
   }
 };

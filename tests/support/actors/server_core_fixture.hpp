@@ -202,7 +202,7 @@ struct replaying_core {
   }
 
   std::shared_ptr<order_book> records = std::make_shared<order_book>(
-    order_book::options{.static_mode = true, .steps = 1, .fall_back = true});
+    order_book::options{.static_mode = true, .steps = 1});
   noted_output out;
   function_services services;
   server_core core{{.self = rank_id{0},

@@ -144,8 +144,6 @@ inline virtual_world_options model_world(const model_options& x) {
   world.config.deterministic_server = x.fixed_order;
   if (x.replay && !x.fixed_order)
     world.config.static_steps = 1;
-  if (x.replay || x.fixed_order)
-    world.config.static_fallback = "dynamic";
   if (x.recompute == model_options::again::outermost)
     world.config.activation_checkpointing = {{"*"}, x.strategy};
   if (x.offload) {
