@@ -69,7 +69,7 @@ std::string rank_board::describe(module_id x, microbatch_id m,
          + ", " + text_of(what);
 }
 
-std::string rank_board::brief(const context_notes::view& x) const {
+std::string rank_board::brief(const context_view& x) const {
   auto& y = x.current;
   auto running = x.slot ? x.slot->module() : call_slot::none;
   auto is_root = y.module == root_module && y.id.origin == self_;
@@ -82,7 +82,7 @@ std::string rank_board::brief(const context_notes::view& x) const {
   return result;
 }
 
-std::string rank_board::describe(const context_notes::view& x) const {
+std::string rank_board::describe(const context_view& x) const {
   auto& y = x.current;
   auto place = ", microbatch " + std::to_string(y.microbatch.value) + ", "
                + text_of(y.what);
@@ -93,7 +93,7 @@ std::string rank_board::describe(const context_notes::view& x) const {
   return (is_root ? "the step body" : "module " + name_of(y.module)) + place;
 }
 
-std::string rank_board::describe_wait(const context_notes::view& x,
+std::string rank_board::describe_wait(const context_view& x,
                                       const wait_reason& why) const {
   auto& y = x.waits_for;
   if (y.kind == call_kind::grant)
@@ -110,7 +110,7 @@ std::string rank_board::describe_wait(const context_notes::view& x,
   return "module " + name_of(y.module) + place + ", " + text_of(y.what);
 }
 
-std::string rank_board::brief_wait(const context_notes::view& x,
+std::string rank_board::brief_wait(const context_view& x,
                                    const wait_reason& why) const {
   auto& y = x.waits_for;
   if (y.kind == call_kind::grant)
@@ -121,7 +121,7 @@ std::string rank_board::brief_wait(const context_notes::view& x,
 }
 
 activity rank_board::describe(const context_entry& x, bool executes) const {
-  auto look = x.notes->look();
+  auto look = x.look();
   activity result;
   result.who = activity::kind::context;
   result.executes = executes;
@@ -209,12 +209,9 @@ void noting_waiter::wait(const completion_ptr& x, const wait_reason& why) {
 
 // -- contexts -----------------------------------------------------------------
 
-rank_board::notes_ptr rank_board::notes_of(context_id ctx) {
+void rank_board::add(context_id ctx, looker look) {
   std::lock_guard guard{mutex_};
-  auto& result = contexts_[ctx].notes;
-  if (!result)
-    result = std::make_shared<context_notes>(ctx);
-  return result;
+  contexts_[ctx].look = std::move(look);
 }
 
 void rank_board::executes(context_id ctx) {
@@ -223,8 +220,6 @@ void rank_board::executes(context_id ctx) {
   account();
   executing_ = ctx;
   auto& x = contexts_[ctx];
-  if (!x.notes)
-    x.notes = std::make_shared<context_notes>(ctx);
   x.asks = {};
   x.answered = false;
   x.moved = clock::now();
@@ -263,19 +258,11 @@ void rank_board::lost(context_id ctx) {
   contexts_.erase(ctx);
 }
 
-rank_board::slot_ptr rank_board::slot_of(request_id x) const {
-  std::lock_guard guard{mutex_};
-  for (auto& [ctx, y] : contexts_)
-    if (auto look = y.notes->look(); look.slot && look.current.id == x)
-      return look.slot;
-  return nullptr;
-}
-
 // -- readers ------------------------------------------------------------------
 
 void rank_board::sample() {
   for (auto& [ctx, x] : contexts_) {
-    auto slot = x.notes->look().slot;
+    auto slot = x.look().slot;
     auto calls = slot ? slot->calls() : 0;
     if (std::exchange(x.calls_seen, calls) == calls || calls == 0)
       continue;
@@ -320,7 +307,7 @@ rank_view rank_board::view() {
   result.activities.push_back(std::move(main));
   for (auto& [ctx, x] : contexts_)
     if (auto executes = executing_ == ctx;
-        executes || x.notes->state() != context_state::idle)
+        executes || x.look().state != context_state::idle)
       result.activities.push_back(describe(x, executes));
   for (size_t i = 0; i < sent_.size(); ++i)
     if (sent_[i] > 0 || taken_[i] > 0)

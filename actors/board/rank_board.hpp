@@ -2,7 +2,7 @@
 
 // What one rank does and waits for, readable without asking its actors.
 
-#include "actors/board/context_notes.hpp"
+#include "actors/board/context_view.hpp"
 #include "actors/protocol/rank_view.hpp"
 
 #include <atomic>
@@ -23,7 +23,6 @@ namespace smp {
 /// nanoseconds.
 class rank_board {
 public:
-  using slot_ptr = context_notes::slot_ptr;
   using clock = std::chrono::steady_clock;
 
   rank_board(rank_id self, uint64_t world_size);
@@ -56,10 +55,11 @@ public:
 
   // -- WORKER CONTEXTS: the token, as their MODULE SERVER sees it -------------
 
-  using notes_ptr = std::shared_ptr<context_notes>;
+  /// @returns what a context does; any thread, must not wait.
+  using looker = std::function<context_view()>;
 
-  /// @returns the notes of a context; creates them on first use.
-  notes_ptr notes_of(context_id ctx);
+  /// A context began.
+  void add(context_id ctx, looker look);
 
   /// The context has the token.
   void executes(context_id ctx);
@@ -75,9 +75,6 @@ public:
 
   /// The context died.
   void lost(context_id ctx);
-
-  /// @returns the slot of the execution that serves `x`, or null.
-  slot_ptr slot_of(request_id x) const;
 
   // -- messages ---------------------------------------------------------------
 
@@ -117,7 +114,7 @@ public:
 
 private:
   struct context_entry {
-    notes_ptr notes;
+    looker look = [] { return context_view{}; };
     /// The request whose answer it waits for, if it waits for an answer.
     request_id asks;
     bool answered = false;
@@ -136,12 +133,11 @@ private:
   }
 
   std::string name_of(module_id x) const;
-  std::string brief(const context_notes::view& x) const;
-  std::string describe(const context_notes::view& x) const;
-  std::string describe_wait(const context_notes::view& x,
+  std::string brief(const context_view& x) const;
+  std::string describe(const context_view& x) const;
+  std::string describe_wait(const context_view& x,
                             const wait_reason& why) const;
-  std::string brief_wait(const context_notes::view& x,
-                         const wait_reason& why) const;
+  std::string brief_wait(const context_view& x, const wait_reason& why) const;
   activity describe(const context_entry& x, bool executes) const;
 
   /// Adds the time until now to `busy_` if something executed in it.

@@ -64,7 +64,7 @@ using module_server_actor = caf::typed_actor<
   caf::result<server_status>(status_atom)>;
 
 /// WORKER CONTEXT: holds one running or suspended execution, which starts,
-/// parks and ends through a `context_link` to its MODULE SERVER.
+/// parks and ends through its `executor`.
 using worker_context_actor = caf::typed_actor<
   // Replies at any time, even while the executor runs.
   caf::result<context_status>(status_atom)>;

@@ -1,13 +1,16 @@
 #pragma once
 
-#include "actors/protocol/executor.hpp"
+#include "actors/protocol/request.hpp"
 #include "partition/schedule/schedule.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace smp {
+
+class executor;
 
 /// What the actors of a rank call on the layer that knows models and tensors.
 /// Called on any thread unless noted otherwise. Nothing here may block.
@@ -19,7 +22,7 @@ public:
   // -- what makes things ------------------------------------------------------
 
   /// Makes the executor of a new WORKER CONTEXT. Called on the pool thread.
-  virtual executor_ptr make_executor(executor_listener& listener) = 0;
+  virtual std::shared_ptr<executor> make_executor() = 0;
 
   /// On pp_rank 0, unless the user supplied a schedule actor: makes the
   /// schedule of one step. Called when the step begins, on the pool thread.

@@ -6,6 +6,7 @@
 #include "actors/protocol/wire.hpp"
 #include "actors/schedule/pipeline_scheduler.hpp"
 #include "actors/schedule/user_schedule.hpp"
+#include "actors/server/server_handle.hpp"
 
 #include <caf/sec.hpp>
 #include <caf/send.hpp>
@@ -35,18 +36,23 @@ module_server_state::~module_server_state() {
 
 void module_server_state::start(context_id ctx, request x) {
   auto& to = contexts[ctx];
-  if (!to.link) {
-    to.link = std::make_shared<context_link>(options.board->notes_of(ctx),
-                                             module_server_actor{self},
-                                             *options.services);
-    to.actor = self->spawn<caf::monitored>(worker_context, to.link);
+  if (!to.code) {
+    to.code = options.services->make_executor();
+    to.code->attach(ctx, std::make_shared<server_handle>(
+                           server_handle{module_server_actor{self}}));
+    // The board may outlive the context.
+    options.board->add(ctx, [code = std::weak_ptr{to.code}] {
+      auto x = code.lock();
+      return x ? x->look() : context_view{};
+    });
+    to.actor = self->spawn<caf::monitored>(worker_context, to.code);
   }
-  hand_over(to, [&] { return to.link->start(std::move(x)); });
+  hand_over(to, [&] { return to.code->start(std::move(x)); });
 }
 
 void module_server_state::resume(context_id ctx, response x) {
   if (auto i = contexts.find(ctx); i != contexts.end())
-    hand_over(i->second, [&] { return i->second.link->resume(std::move(x)); });
+    hand_over(i->second, [&] { return i->second.code->resume(std::move(x)); });
 }
 
 void module_server_state::ask(rank_id owner, request x) {
@@ -220,12 +226,12 @@ void module_server_state::on_exit(const caf::exit_msg& x) {
 }
 
 // The default handler would end this actor, and the rank with it.
-void module_server_state::on_refused(const caf::error& x) {
+void module_server_state::on_refused(const std::string& why) {
   core->fail_step({core->step(),
                    {error_code::internal,
                     core->self(),
                     {},
-                    "a message was refused: " + plain_text(x)}});
+                    "a message was refused: " + why}});
 }
 
 void module_server_state::settle() {
@@ -247,7 +253,7 @@ void module_server_state::hand_over(const context_entry& to, F f) {
   std::string what = "unknown exception";
   try {
     if (auto err = f())
-      on_refused(err);
+      on_refused(err.text);
     return;
   } catch (const std::exception& e) {
     what = e.what();
@@ -334,7 +340,7 @@ module_server(module_server_state::pointer self, server_options options,
   self->set_exit_handler(
     [self](const caf::exit_msg& x) { self->state.on_exit(x); });
   self->set_error_handler(
-    [self](const caf::error& x) { self->state.on_refused(x); });
+    [self](const caf::error& x) { self->state.on_refused(plain_text(x)); });
   return {
     [self](const run_step& x) { self->state.enter(x); },
     [self](const step_plan& x) { self->state.core->plan(x); },

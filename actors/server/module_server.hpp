@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -92,7 +93,7 @@ struct module_server_state : server_output {
   void on_exit(const caf::exit_msg& x);
 
   /// A context that refuses a message disagrees with the core: a defect.
-  void on_refused(const caf::error& x);
+  void on_refused(const std::string& why);
 
   /// Continues a shutdown once nothing executes.
   void settle();
@@ -111,7 +112,7 @@ struct module_server_state : server_output {
 
   struct context_entry {
     worker_context_actor actor;
-    std::shared_ptr<context_link> link;
+    std::shared_ptr<executor> code;
   };
 
   /// Calls `f`; ends the context if its executor throws.

@@ -1,6 +1,7 @@
 #include "runtime/calls/parameters.hpp"
 
 #include "actors/order/order_book.hpp"
+#include "actors/server/executor.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/calls/caller.hpp"
 #include "runtime/calls/promised_call.hpp"
@@ -76,8 +77,9 @@ public:
       refuse("create_graph (higher derivatives) is not supported");
     parameter_request asked{about(request_kind::add_gradient, tensor_),
                             to_tensor_ref(materialise(grads[0]), false)};
-    ex->park(remote_call(owner_, module_, phase::backward, to_payload(asked),
-                         {"gradient of '" + name_ + "'", owner_}));
+    ex->executor().park(remote_call(owner_, module_, phase::backward,
+                                    to_payload(asked),
+                                    {"gradient of '" + name_ + "'", owner_}));
     return {};
   }
 
@@ -197,7 +199,7 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
     known.value = mine = std::make_shared<awaited<at::Tensor>>();
   }
   try {
-    auto answer = ex.park(std::move(c));
+    auto answer = ex.executor().park(std::move(c));
     auto result = to_tensor(
       from_payload<parameter_reply>(answer.body, "reply").value);
     // Placeholders have their own node, which knows the owner.
@@ -224,9 +226,9 @@ void remote_parameters::store(uint32_t tensor, const at::Tensor& x) {
   if (ex.pass().what == recompute_pass::kind::again)
     return; // written in the first pass
   ex.note_state();
-  ex.park(ask({about(request_kind::write_tensor, tensor),
-               to_tensor_ref(x.detach(), true)},
-              "new value"));
+  ex.executor().park(ask({about(request_kind::write_tensor, tensor),
+                          to_tensor_ref(x.detach(), true)},
+                         "new value"));
 }
 
 void remote_parameters::lend(uint32_t tensor, const at::Tensor& copy) {

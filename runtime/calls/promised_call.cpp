@@ -2,6 +2,7 @@
 
 #include "actors/order/order_book.hpp"
 #include "actors/protocol/request_number.hpp"
+#include "actors/server/executor.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/calls/backward_node.hpp"
@@ -37,7 +38,7 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
   auto c = wait_call(ex->in_backward() ? phase::backward : phase::forward, x,
                      why);
   c.until = std::move(promises);
-  ex->park(std::move(c));
+  ex->executor().park(std::move(c));
 }
 
 /// @returns the strides of axes of more than one element: the others depend on
@@ -493,7 +494,7 @@ std::optional<call_reply> send(running_call& ex, call c,
                                const sent_request_ptr& x) {
   if (c.kind == call_kind::remote) {
     x->waited = true;
-    auto answer = ex.park(std::move(c));
+    auto answer = ex.executor().park(std::move(c));
     x->number = answer.id.number;
     x->why.asks = x->number;
     x->arguments.clear();
@@ -527,7 +528,7 @@ std::optional<call_reply> send(running_call& ex, call c,
   });
   c.answer = std::move(answer);
   ex.add_outstanding(x);
-  ex.send(std::move(c));
+  ex.executor().send(std::move(c));
   // One request at a time in the whole pipeline, until there is an order. This
   // wait has no place in it.
   auto& records = ex.rank().records();

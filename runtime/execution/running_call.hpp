@@ -17,34 +17,39 @@
 
 namespace smp {
 
-class sent_request;
+class executor;
 class rank_context;
+class sent_request;
 
 /// The unit of work that a thread executes: a microbatch of the step body, or a
 /// request of another rank. Owns the remote calls, random numbers and errors of
 /// that work. Only the executing thread touches it.
 class running_call {
 public:
-  /// @param rank outlives this
-  explicit running_call(const rank_context& rank) : rank_(rank) {
+  /// Both outlive this.
+  running_call(const rank_context& rank, smp::executor& where)
+    : rank_(rank), executor_(where) {
     // nop
   }
 
-  virtual ~running_call() = default;
+  running_call(const running_call&) = delete;
+  running_call& operator=(const running_call&) = delete;
 
-  /// Gives the token back until the reply to `x` has arrived.
-  /// @throws error with the first failure of this execution (R6); from then on
-  /// every call of this execution throws it
-  virtual response park(call x) = 0;
+  /// Makes this execute `x` from now on.
+  /// @param seed of the microbatch
+  void begin(const request& x, uint64_t seed);
 
-  /// Sends the promise `x` without waiting for the reply.
-  /// @throws error with the first failure of this execution
-  virtual void send(call x) = 0;
+  void end();
 
   // -- what it is -------------------------------------------------------------
 
   const rank_context& rank() const noexcept {
     return rank_;
+  }
+
+  /// Sends its remote calls, and parks it.
+  smp::executor& executor() const noexcept {
+    return executor_;
   }
 
   step_id step() const noexcept {
@@ -75,6 +80,10 @@ public:
   /// Number of requests that this execution sent.
   uint32_t requests() const noexcept {
     return requests_;
+  }
+
+  void count_request() noexcept {
+    ++requests_;
   }
 
   /// Records `x`, which was sent and not awaited.
@@ -290,19 +299,9 @@ public:
   /// Makes `x` the execution of the calling thread.
   static void set_current(running_call* x) noexcept;
 
-protected:
-  /// Makes this execute `x` from now on.
-  /// @param seed of the microbatch
-  void begin(const request& x, uint64_t seed);
-
-  void end();
-
-  void count_request() noexcept {
-    ++requests_;
-  }
-
 private:
   const rank_context& rank_;
+  smp::executor& executor_;
   step_id step_;
   microbatch_id microbatch_;
   request_id id_;

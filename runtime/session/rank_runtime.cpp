@@ -265,8 +265,8 @@ void rank_runtime::skip_step() {
 
 // -- rank_services ------------------------------------------------------------
 
-executor_ptr rank_runtime::make_executor(executor_listener& x) {
-  return std::make_unique<executor_thread>(x, *this, *fabric_, steps_);
+std::shared_ptr<executor> rank_runtime::make_executor() {
+  return std::make_shared<executor_thread>(*this, *fabric_, steps_);
 }
 
 schedule_ptr rank_runtime::make_schedule(uint64_t microbatches) {

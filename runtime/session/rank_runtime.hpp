@@ -176,7 +176,7 @@ private:
 
   // -- rank_services ----------------------------------------------------------
 
-  executor_ptr make_executor(executor_listener& x) override;
+  std::shared_ptr<executor> make_executor() override;
   schedule_ptr make_schedule(uint64_t microbatches) override;
   service_order make_order(uint64_t microbatches) override;
   std::vector<module_id> ordered_modules(const request& x) override;

@@ -1,14 +1,14 @@
 #include "runtime/step/executor_thread.hpp"
 
 #include "actors/board/call_slot.hpp"
-#include "actors/board/rank_board.hpp"
-#include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/base/script_error_text.hpp"
-#include "runtime/collectives/data_group.hpp"
-#include "runtime/config/session_config.hpp"
+#include "runtime/calls/callee.hpp"
+#include "runtime/calls/promised_call.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/execution_interceptors.hpp"
+#include "runtime/lazy/late_logits.hpp"
+#include "runtime/step/step_runner.hpp"
 #include "tp/tensor_group.hpp"
 
 #include <ATen/ThreadLocalState.h>
@@ -18,6 +18,9 @@
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include <string>
+#include <utility>
 
 namespace smp {
 
@@ -31,36 +34,67 @@ const at::ThreadLocalState& plain_state() {
 
 } // namespace
 
-uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
-                 microbatch_id m) {
-  auto part = rank.layout().rank(data_group(rank.config()), rank.self());
-  return microbatch_seed(rank.config().seed, drawn_step, part, m.value);
-}
-
-executor_thread::executor_thread(executor_listener& listener,
-                                 const rank_context& rank, fabric& messages,
-                                 request_runner& runner)
-  : running_call(rank),
-    listener_(listener),
-    messages_(messages),
-    runner_(runner) {
+executor_thread::executor_thread(const rank_context& rank, fabric& messages,
+                                 const step_runner& steps)
+  : rank_(rank), messages_(messages), steps_(steps), call_(rank, *this) {
   thread_ = std::thread{[this] { run(); }};
 }
 
 executor_thread::~executor_thread() {
-  stopping_ = true;
+  close();
+}
+
+// -- executor -----------------------------------------------------------------
+
+void executor_thread::wake() {
+  wake_.notify();
+}
+
+void executor_thread::join() {
   wake_.notify();
   thread_.join();
 }
 
-void executor_thread::start(request x) {
-  request_ = std::move(x);
-  wake_.notify();
+void executor_thread::begin_call(call_kind what, std::optional<rank_id> from) {
+  if (call_.first_error())
+    throw error{call_.first_error()};
+  if (closing())
+    throw error{cancelled()};
+  auto& counters = rank_.counters();
+  if (what == call_kind::remote || what == call_kind::promise) {
+    ++counters.requests;
+    call_.count_request();
+  }
+  if (what == call_kind::remote
+      || (what == call_kind::wait && from && *from != rank_.self()))
+    ++counters.waits;
 }
 
-void executor_thread::resume(response x) {
-  response_ = std::move(x);
-  wake_.notify();
+void executor_thread::switch_out() {
+  auto ran = std::chrono::steady_clock::now() - since_;
+  rank_.counters().executing_ns += static_cast<uint64_t>(
+    std::chrono::duration_cast<std::chrono::nanoseconds>(ran).count());
+  call_.states().suspend();
+  call_.streams().suspend();
+}
+
+void executor_thread::pause() {
+  // Handlers that run on this thread meanwhile belong to no execution.
+  at::ThreadLocalStateGuard plain{plain_state()};
+  running_call::set_current(nullptr);
+  messages_.park(wake_);
+  running_call::set_current(&call_);
+}
+
+void executor_thread::switch_in(const failure& why) {
+  call_.streams().resume();
+  call_.states().resume();
+  since_ = std::chrono::steady_clock::now();
+  auto cause = closing() ? cancelled() : why;
+  if (cause) {
+    call_.keep_error(cause);
+    throw error{std::move(cause)};
+  }
 }
 
 // -- own thread ---------------------------------------------------------------
@@ -75,50 +109,50 @@ void executor_thread::run() {
   // GPU autograd's own device thread is shared by all microbatches (R9).
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   plain_state();
-  rank_context::set_current(&rank());
-  auto* peers = rank().tensor_peers();
+  rank_context::set_current(&rank_);
+  auto* peers = rank_.tensor_peers();
   tensor_group::set_current(peers ? peers : &tensor_group::lone());
-  set_current(this);
+  running_call::set_current(&call_);
   intercept_execution();
   scoped_waiter parking{*this};
-  // One wake-up announces the stop; a call that unwinds may have consumed it.
-  while (!stopping_) {
+  // One wake-up announces the end; a call that unwinds may have consumed it.
+  while (!closing()) {
     pause();
-    if (stopping_)
+    if (closing())
       break;
-    auto result = execute(std::move(request_));
-    end();
+    auto result = execute(take_request());
+    call_.end();
     call_slot::set_current(nullptr);
     switch_out();
-    listener_.returned(std::move(result));
+    finish(std::move(result));
   }
-  set_current(nullptr);
+  running_call::set_current(nullptr);
   tensor_group::set_current(nullptr);
   rank_context::set_current(nullptr);
 }
 
 outcome executor_thread::execute(request x) {
   since_ = std::chrono::steady_clock::now();
-  begin(x, seed_of(rank(), rank().drawn_step(), x.microbatch));
-  call_observer::set_current(rank().observer());
+  call_.begin(x, seed_of(rank_, rank_.drawn_step(), x.microbatch));
+  call_observer::set_current(rank_.observer());
   // Kept while calls of this execution may write to it.
-  auto slot = rank().board().slot_of(x.id);
+  auto slot = look().slot;
   call_slot::set_current(slot.get());
   std::string text;
   try {
-    auto body = runner_.run(*this, x);
-    if (!first_error())
+    auto body = answer(x);
+    if (!call_.first_error())
       return {std::move(body), {}};
   } catch (const error& err) {
     auto cause = err.cause();
     if (cause.module.empty()) {
-      cause.module = module_path();
+      cause.module = call_.module_path();
       // An error of the step body itself, such as a wrong batch, reads better
       // without a rank.
-      if (cause.rank == no_rank && !module_path().empty())
-        cause.rank = rank().self();
+      if (cause.rank == no_rank && !call_.module_path().empty())
+        cause.rank = rank_.self();
     }
-    keep_error(std::move(cause));
+    call_.keep_error(std::move(cause));
   } catch (const c10::Error& err) {
     text = script_error_text(err.what_without_backtrace());
   } catch (const std::exception& err) {
@@ -126,83 +160,35 @@ outcome executor_thread::execute(request x) {
   } catch (...) {
     text = "an exception that does not derive from std::exception";
   }
-  keep_error({error_code::user_code, rank().self(), module_path(), text});
-  return {{}, first_error()};
+  call_.keep_error(
+    {error_code::user_code, rank_.self(), call_.module_path(), text});
+  return {{}, call_.first_error()};
+}
+
+payload executor_thread::answer(const request& x) {
+  if (call_.is_root())
+    return steps_.run_body(call_);
+  auto result = serve(call_, x);
+  // What the module stored is read when its peers may be elsewhere.
+  read_late_logits(call_.take_promises());
+  fence(call_);
+  steps_.check_order();
+  return result;
 }
 
 failure executor_thread::cancelled() const {
-  return {error_code::cancelled, rank().self(), module_path(),
+  return {error_code::cancelled, rank_.self(), call_.module_path(),
           "the session ends"};
-}
-
-void executor_thread::check_going() const {
-  if (first_error())
-    throw error{first_error()};
-  if (stopping_)
-    throw error{cancelled()};
-}
-
-void executor_thread::send(call x) {
-  check_going();
-  ++rank().counters().requests;
-  count_request();
-  listener_.asked(std::move(x));
-}
-
-response executor_thread::park(call x) {
-  check_going();
-  auto& counters = rank().counters();
-  auto remote = x.kind == call_kind::remote;
-  if (remote) {
-    ++counters.requests;
-    count_request();
-  }
-  if (remote
-      || (x.kind == call_kind::wait && x.why.from
-          && *x.why.from != rank().self()))
-    ++counters.waits;
-  switch_out();
-  listener_.called(std::move(x));
-  pause();
-  if (stopping_)
-    response_.error = cancelled();
-  switch_in();
-  if (response_.error) {
-    keep_error(response_.error);
-    throw error{response_.error};
-  }
-  return std::move(response_);
 }
 
 void executor_thread::wait(const completion_ptr& x, const wait_reason& why) {
   if (!x->done())
-    park(wait_call(in_backward() ? phase::backward : phase::forward, x, why));
+    park(wait_call(call_.in_backward() ? phase::backward : phase::forward, x,
+                   why));
   if (auto err = x->cause()) {
-    keep_error(err);
+    call_.keep_error(err);
     throw error{err};
   }
-}
-
-void executor_thread::pause() {
-  // Handlers that run on this thread meanwhile belong to no execution.
-  at::ThreadLocalStateGuard plain{plain_state()};
-  set_current(nullptr);
-  messages_.park(wake_);
-  set_current(this);
-}
-
-void executor_thread::switch_in() {
-  streams().resume();
-  states().resume();
-  since_ = std::chrono::steady_clock::now();
-}
-
-void executor_thread::switch_out() {
-  auto ran = std::chrono::steady_clock::now() - since_;
-  rank().counters().executing_ns += static_cast<uint64_t>(
-    std::chrono::duration_cast<std::chrono::nanoseconds>(ran).count());
-  states().suspend();
-  streams().suspend();
 }
 
 } // namespace smp

@@ -1,78 +1,62 @@
 #pragma once
 
-#include "actors/protocol/executor.hpp"
+#include "actors/server/executor.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "transport/fabric.hpp"
 #include "transport/wait.hpp"
 #include "transport/wake_up.hpp"
 
-#include <atomic>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 namespace smp {
 
-/// Runs the requests that an executor thread receives.
-class request_runner {
-public:
-  virtual ~request_runner() = default;
-
-  /// Runs the step body, or a request of another rank.
-  /// @returns the body of the response
-  /// @throws any exception of the user's code
-  virtual payload run(running_call& ex, request& x) = 0;
-};
+class step_runner;
 
 /// Runs requests on a thread that parks at every call (R24). All of autograd's
 /// thread-local state stays on that thread, so a backward that waits for
 /// another rank keeps its stack.
-class executor_thread final : public executor,
-                              public running_call,
-                              public waiter {
+class executor_thread final : public executor, public waiter {
 public:
-  executor_thread(executor_listener& listener, const rank_context& rank,
-                  fabric& messages, request_runner& runner);
+  /// All of them outlive this.
+  executor_thread(const rank_context& rank, fabric& messages,
+                  const step_runner& steps);
 
   ~executor_thread() override;
 
-  // -- executor (pool thread) -------------------------------------------------
-
-  void start(request x) override;
-
-  void resume(response x) override;
-
-  // -- execution and waiter (own thread) --------------------------------------
-
-  response park(call x) override;
-
-  void send(call x) override;
+  // -- waiter (own thread) ----------------------------------------------------
 
   void wait(const completion_ptr& x, const wait_reason& why) override;
 
 private:
-  void run();
-  void check_going() const;
-  outcome execute(request x);
-  failure cancelled() const;
-  void switch_in();
-  void switch_out();
-  void pause();
+  // -- executor ---------------------------------------------------------------
 
-  executor_listener& listener_;
+  void wake() override;
+  void join() override;
+  void begin_call(call_kind what, std::optional<rank_id> from) override;
+  void switch_out() override;
+  void pause() override;
+  void switch_in(const failure& why) override;
+
+  // -- own thread -------------------------------------------------------------
+
+  void run();
+  outcome execute(request x);
+  /// Runs the step body, or a request of another rank.
+  /// @returns the body of the response
+  /// @throws any exception of the user's code
+  payload answer(const request& x);
+  failure cancelled() const;
+
+  const rank_context& rank_;
   fabric& messages_;
-  request_runner& runner_;
-  request request_;
-  response response_;
+  const step_runner& steps_;
+  running_call call_;
   std::chrono::steady_clock::time_point since_;
-  std::atomic<bool> stopping_ = false;
-  /// A counting wake-up: a stop may arrive before the last one is consumed.
+  /// A counting wake-up: the end may arrive before the last one is consumed.
   pollable_wake_up wake_;
   std::thread thread_;
 };
-
-/// @param drawn_step see `step_counters`
-/// @returns the seed of a microbatch's random numbers (R23)
-uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
-                 microbatch_id m);
 
 } // namespace smp

@@ -4,20 +4,20 @@
 #include "actors/host/node.hpp"
 #include "actors/order/order_book.hpp"
 #include "actors/server/execution_token.hpp"
+#include "actors/server/executor.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/base/print_stderr.hpp"
-#include "runtime/calls/callee.hpp"
 #include "runtime/calls/object_store.hpp"
 #include "runtime/calls/parameters.hpp"
 #include "runtime/calls/promised_call.hpp"
 #include "runtime/collectives/agreement.hpp"
+#include "runtime/collectives/data_group.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/execution/saved_calls.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/sequential.hpp"
-#include "runtime/lazy/late_logits.hpp"
 #include "runtime/offload/offload_store.hpp"
 #include "runtime/step/model_state.hpp"
 #include "runtime/step/schedule_policies.hpp"
@@ -356,17 +356,9 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   return result;
 }
 
-payload step_runner::run(running_call& ex, request& x) {
-  if (!ex.is_root()) {
-    auto answer = serve(ex, x);
-    // What the module stored is read when its peers may be elsewhere.
-    read_late_logits(ex.take_promises());
-    fence(ex);
-    check_order();
-    return answer;
-  }
+payload step_runner::run_body(running_call& ex) const {
   scoped_context context{body_context_};
-  auto microbatch = x.microbatch.value;
+  auto microbatch = ex.microbatch().value;
   if (SMP_FAULT("lost-microbatch") && microbatch == 1)
     microbatch = 0;
   ex.streams().enter_body();
@@ -420,8 +412,6 @@ std::set<uint32_t> step_runner::late_changes() const {
   return result;
 }
 
-/// @throws error (unsupported) if a tensor changed although microbatches pass
-/// its modules in any order (R19)
 void step_runner::check_order() const {
   auto& model = rank_.model();
   if (!model)
@@ -445,7 +435,13 @@ void await_grant(running_call& ex) {
     model->parameters->flush();
   // Otherwise too many microbatches would hold activations (R39).
   fence(ex);
-  ex.park(grant_call(ex.rank().self()));
+  ex.executor().park(grant_call(ex.rank().self()));
+}
+
+uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
+                 microbatch_id m) {
+  auto part = rank.layout().rank(data_group(rank.config()), rank.self());
+  return microbatch_seed(rank.config().seed, drawn_step, part, m.value);
 }
 
 // -- trace --------------------------------------------------------------------

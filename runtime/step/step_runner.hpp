@@ -3,7 +3,6 @@
 #include "actors/protocol/request.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
-#include "runtime/step/executor_thread.hpp"
 #include "runtime/step/replicas.hpp"
 #include "runtime/step/step_call.hpp"
 #include "runtime/step/step_stats.hpp"
@@ -18,8 +17,10 @@
 namespace smp {
 
 class execution_token;
+class fabric;
 class model_state;
 class node;
+class running_call;
 class schedule_policies;
 
 /// The work of a step per microbatch on pp_rank 0.
@@ -27,7 +28,7 @@ class schedule_policies;
 using step_body = std::function<payload(uint64_t microbatch)>;
 
 /// Runs the steps of one rank, one at a time, and on pp_rank 0 their bodies.
-class step_runner final : public request_runner {
+class step_runner final {
 public:
   /// All of them outlive this.
   step_runner(const rank_context& rank, const schedule_policies& policies,
@@ -71,9 +72,14 @@ public:
     on_step_ = std::move(f);
   }
 
-  // -- request_runner ---------------------------------------------------------
+  // -- executors --------------------------------------------------------------
 
-  payload run(running_call& ex, request& x) override;
+  /// Runs the step body for the microbatch of `ex`.
+  payload run_body(running_call& ex) const;
+
+  /// @throws error (unsupported) if a tensor changed although microbatches pass
+  /// its modules in any order (R19)
+  void check_order() const;
 
 private:
   void prepare(model_state& model, uint64_t microbatches,
@@ -84,7 +90,6 @@ private:
                        bool again);
   failure skipped_by_some(bool skips) const;
   std::set<uint32_t> late_changes() const;
-  void check_order() const;
   bool runs_again(model_state* model, const step_call& call,
                   const replicas::verdict& heard) const;
   void take_back(model_state& model, const step_call& x, const failure& why);
@@ -113,6 +118,11 @@ private:
   bool told_of_divergence_ = false;
   std::function<void(bool)> on_step_;
 };
+
+/// @param drawn_step see `step_counters`
+/// @returns the seed of a microbatch's random numbers (R23)
+uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
+                 microbatch_id m);
 
 /// Waits until the microbatch of `ex` may begin its backward phase. Parks.
 void await_grant(running_call& ex);

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
+#include <utility>
 
 using namespace smp;
 
@@ -15,18 +17,27 @@ struct board_fixture {
   board_fixture() {
     board->name_modules(
       [](module_id x) { return "m" + std::to_string(x.value); });
+    board->add(ctx, [this] { return does; });
   }
 
-  static request make_request() {
-    return {{rank_id{1}, 6}, step_id{1},     microbatch_id{2},
-            module_id{3},    phase::forward, {}};
+  /// The context begins to serve a request.
+  void start() {
+    does.state = context_state::executing;
+    does.current.id = {rank_id{1}, 6};
+    does.current.microbatch = microbatch_id{2};
+    does.current.module = module_id{3};
   }
 
-  static call make_call() {
-    call x;
+  void park(context_view::awaited_call x) {
+    does.state = context_state::pending;
+    does.waits_for = std::move(x);
+  }
+
+  void call_m4() {
+    context_view::awaited_call x;
     x.owner = rank_id{1};
     x.module = module_id{4};
-    return x;
+    park(std::move(x));
   }
 
   /// @returns the activities beside the user's thread.
@@ -36,7 +47,7 @@ struct board_fixture {
     return result;
   }
 
-  context_notes::clock::time_point now = context_notes::clock::now();
+  context_view does;
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
 };
@@ -44,46 +55,18 @@ struct board_fixture {
 } // namespace
 
 TEST_CASE_METHOD(board_fixture,
-                 "a record goes from state to state only as R24 "
-                 "has it",
-                 "[actors][board]") {
-  using enum context_state;
-  context_notes x{ctx};
-  CHECK(x.state() == idle);
-  CHECK_FALSE(x.resume(now));
-  CHECK_FALSE(x.park(make_call(), now));
-  CHECK_FALSE(x.finish(now));
-  CHECK(x.start(make_request(), now));
-  CHECK_FALSE(x.start(make_request(), now));
-  CHECK_FALSE(x.resume(now));
-  CHECK(x.state() == executing);
-  CHECK(x.park(make_call(), now));
-  CHECK_FALSE(x.finish(now));
-  CHECK(x.look().waits_for.module == module_id{4});
-  CHECK(x.resume(now));
-  CHECK(x.look().waits_for.module == module_id{});
-  CHECK(x.finish(now));
-  CHECK(x.look().served == 1);
-  CHECK(x.look().current.id == request_id{rank_id{1}, 6});
-  CHECK(x.state() == idle);
-}
-
-TEST_CASE_METHOD(board_fixture,
                  "a board tells who executes and what others wait for",
                  "[actors][board]") {
-  CHECK(contexts().empty());
-  auto notes = board->notes_of(ctx);
   CHECK(contexts().empty());
   board->executes(ctx);
   REQUIRE(contexts().size() == 1);
   CHECK(contexts()[0].executes); // the token is given, the message on its way
-  REQUIRE(notes->start(make_request(), now));
+  start();
   auto x = contexts().at(0);
   CHECK(x.executes);
   CHECK(x.what == "module m3, microbatch 2, forward");
   CHECK(x.serves == request_id{rank_id{1}, 6});
-  CHECK(board->slot_of(x.serves) != nullptr);
-  REQUIRE(notes->park(make_call(), now));
+  call_m4();
   CHECK(contexts().at(0).executes); // the token is not back yet
   board->parked(ctx, {rank_id{0}, 9});
   x = contexts().at(0);
@@ -95,21 +78,17 @@ TEST_CASE_METHOD(board_fixture,
   CHECK(contexts().at(0).waits_for == "the execution token");
   board->executes(ctx);
   CHECK(contexts().at(0).executes);
-  REQUIRE(notes->resume(now));
-  REQUIRE(notes->finish(now));
+  does.state = context_state::idle;
   board->idle(ctx);
   CHECK(contexts().empty());
-  CHECK(board->slot_of({rank_id{1}, 6}) == nullptr);
-  CHECK(board->notes_of(ctx) == notes);
 }
 
 TEST_CASE_METHOD(board_fixture,
                  "a board tells whose answer is missing to who went on",
                  "[actors][board]") {
-  auto notes = board->notes_of(ctx);
   board->executes(ctx);
-  REQUIRE(notes->start(make_request(), now));
-  call x;
+  start();
+  context_view::awaited_call x;
   x.kind = call_kind::wait;
   x.what = phase::backward;
   x.done = std::make_shared<completion>();
@@ -119,7 +98,7 @@ TEST_CASE_METHOD(board_fixture,
   auto of_m5 = answer_of("m5", phase::backward, rank_id{1});
   of_m5.asks = 10;
   x.why = reason_of_all({{first, of_m4}, {x.done, of_m5}});
-  REQUIRE(notes->park(x, now));
+  park(x);
   board->parked(ctx, {});
   auto y = contexts().at(0);
   CHECK(y.waits_for == "module m4, microbatch 2, forward");
@@ -136,11 +115,9 @@ TEST_CASE_METHOD(board_fixture,
 TEST_CASE_METHOD(board_fixture, "nothing remains of a context that died",
                  "[actors][board]") {
   board->executes(ctx);
-  auto notes = board->notes_of(ctx);
-  REQUIRE(notes->start(make_request(), now));
+  start();
   board->lost(ctx);
   CHECK(contexts().empty());
-  CHECK(board->notes_of(ctx) != notes);
 }
 
 TEST_CASE_METHOD(board_fixture,
@@ -183,11 +160,10 @@ TEST_CASE_METHOD(board_fixture,
 
 TEST_CASE_METHOD(board_fixture, "activities are told in brief, too",
                  "[actors][board]") {
-  auto notes = board->notes_of(ctx);
-  REQUIRE(notes->start(make_request(), now));
+  start();
   board->executes(ctx);
   CHECK(contexts().at(0).brief == "FWD mb2 m3");
-  REQUIRE(notes->park(make_call(), now));
+  call_m4();
   board->parked(ctx, {rank_id{0}, 9});
   CHECK(contexts().at(0).awaits == "m4");
   CHECK(board->view().activities.at(0).brief == "user code");

@@ -43,8 +43,8 @@ public:
       x.fabric = &net_.at(rank_id{i});
       x.token = token_;
       auto& entry = *entries_.emplace_back(std::make_unique<entry_type>());
-      entry.services.executor = [this](executor_listener& y) {
-        return std::make_unique<thread_executor>(y, modules_, inside_,
+      entry.services.executor = [this] {
+        return std::make_shared<thread_executor>(modules_, inside_,
                                                  most_inside_);
       };
       entry.services.over = [this](step_id, microbatch_id) { ++over_; };
@@ -286,8 +286,8 @@ TEST_CASE("status names the actor that does not answer in time",
   };
   std::atomic<int> inside = 0;
   std::atomic<int> most = 0;
-  services.executor = [&](executor_listener& y) {
-    return std::make_unique<thread_executor>(y, modules, inside, most);
+  services.executor = [&] {
+    return std::make_shared<thread_executor>(modules, inside, most);
   };
   node rank{host, std::move(x)};
   std::promise<void> over;
@@ -356,8 +356,8 @@ TEST_CASE("no thread of the actors and of the fabric waits", "[actors][wait]") {
     };
     function_services services;
     x.services = &services;
-    services.executor = [&](executor_listener& y) {
-      return std::make_unique<thread_executor>(y, modules, inside, most_inside);
+    services.executor = [&] {
+      return std::make_shared<thread_executor>(modules, inside, most_inside);
     };
     node rank{host, std::move(x)};
     listener.rank = &rank;

@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "actors/server/executor.hpp"
 #include "tests/support/actors/server_core_fixture.hpp"
 
 // What the core writes on the board of its rank, for the stall search.
@@ -11,9 +12,19 @@ namespace {
 
 constexpr context_id ctx{1};
 
-struct board_fixture : leader_fixture {
-  board_fixture() : notes(out.board.notes_of(ctx)) {
+/// The test does what its code would do.
+struct played_executor : executor {
+  using executor::finish;
+  using executor::leave;
+
+  void wake() override {
     // nop
+  }
+};
+
+struct board_fixture : leader_fixture {
+  board_fixture() {
+    out.board.add(ctx, [this] { return code.look(); });
   }
 
   /// What the first context does, after what the user's thread does.
@@ -30,7 +41,7 @@ struct board_fixture : leader_fixture {
     return out.board.look() != before;
   }
 
-  rank_board::notes_ptr notes;
+  played_executor code;
 };
 
 } // namespace
@@ -38,16 +49,15 @@ struct board_fixture : leader_fixture {
 TEST_CASE_METHOD(board_fixture,
                  "the board knows who has the token before a context does",
                  "[actors][core][board]") {
-  auto now = context_notes::clock::now();
   enter(1);
   request first{{rank_id{1}, 6}, step_id{1},     microbatch_id{0},
                 module_id{7},    phase::forward, {}};
   core.receive(first);
   CHECK(out.had_token);
-  REQUIRE(notes->start(first, now));
+  REQUIRE_FALSE(code.start(first));
   call x;
   x.owner = rank_id{1};
-  REQUIRE(notes->park(x, now));
+  code.leave(x);
   core.suspend(ctx, x);
   CHECK_FALSE(first_context().executes);
   CHECK(first_context().asks == out.asked.id);
@@ -58,8 +68,8 @@ TEST_CASE_METHOD(board_fixture,
   out.had_token = false;
   core.finish(context_id{2}, {});
   CHECK(out.had_token);
-  REQUIRE(notes->resume(now));
-  REQUIRE(notes->finish(now));
+  REQUIRE_FALSE(code.resume({}));
+  code.finish({});
   core.finish(ctx, {});
   CHECK(out.board.view().activities.size() == 1); // the user's thread
 }

@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
+#include "actors/server/server_handle.hpp"
 #include "actors/server/worker_context.hpp"
 #include "tests/support/actors/actor_fixture.hpp"
-#include "tests/support/actors/function_services.hpp"
 #include "tests/support/actors/scripted_executor.hpp"
 
 #include <caf/event_based_actor.hpp>
@@ -19,7 +19,6 @@ struct context_fixture : actor_fixture, stage {
   context_fixture() {
     script[{3}] = {do_call(1, 4), do_return("x")};
     script[{4}] = {do_crash("bug")};
-    services.executor = factory({0});
     server = own(sys.spawn([this](caf::event_based_actor*) -> caf::behavior {
       return {
         [this](const suspended& x) { calls.push_back(x.what); },
@@ -28,10 +27,11 @@ struct context_fixture : actor_fixture, stage {
         [this](const step_failed& x) { failures.push_back(x); },
       };
     }));
-    link = std::make_shared<context_link>(
-      std::make_shared<context_notes>(context_id{9}),
-      caf::actor_cast<module_server_actor>(server), services);
-    ctx = own(sys.spawn(worker_context, link));
+    code = std::make_shared<scripted_executor>(rank_id{0}, *this);
+    code->attach(context_id{9},
+                 std::make_shared<server_handle>(server_handle{
+                   caf::actor_cast<module_server_actor>(server)}));
+    ctx = own(sys.spawn(worker_context, code));
     sched.run();
   }
 
@@ -39,7 +39,6 @@ struct context_fixture : actor_fixture, stage {
     for (auto& x : spawned)
       caf::anon_send_exit(x, caf::exit_reason::kill);
     sched.run();
-    link.reset();
   }
 
   context_status status() {
@@ -55,16 +54,15 @@ struct context_fixture : actor_fixture, stage {
   void go_to(context_state x) {
     if (x == context_state::idle)
       return;
-    CHECK_FALSE(link->start(make_request(3)));
+    CHECK_FALSE(code->start(make_request(3)));
     if (x == context_state::pending) {
       advance_one();
       sched.run();
     }
   }
 
-  function_services services;
   caf::actor server;
-  std::shared_ptr<context_link> link;
+  std::shared_ptr<scripted_executor> code;
   worker_context_actor ctx;
   std::vector<call> calls;
   std::vector<call> promises;
@@ -78,7 +76,7 @@ TEST_CASE_METHOD(context_fixture,
                  "a context goes through its states and tells them",
                  "[actors][context]") {
   CHECK(status().state == context_state::idle);
-  CHECK_FALSE(link->start(make_request(3)));
+  CHECK_FALSE(code->start(make_request(3)));
   auto x = status();
   CHECK(x.state == context_state::executing); // while its code runs
   CHECK(x.context == context_id{9});
@@ -95,7 +93,7 @@ TEST_CASE_METHOD(context_fixture,
   CHECK(x.seconds == Catch::Approx(3));
   REQUIRE(calls.size() == 1);
   CHECK(calls[0].module == module_id{4});
-  CHECK_FALSE(link->resume(response{{}, text_payload("y"), {}}));
+  CHECK_FALSE(code->resume(response{{}, text_payload("y"), {}}));
   CHECK(status().state == context_state::executing);
   advance_one();
   x = status();
@@ -107,7 +105,7 @@ TEST_CASE_METHOD(context_fixture,
 
 TEST_CASE_METHOD(context_fixture,
                  "a context does what fits its state and refuses the rest",
-                 "[actors][context]") {
+                 "[actors][context][R24]") {
   using enum context_state;
   auto state = GENERATE(idle, executing, pending);
   auto kind = GENERATE(0, 1, 2, 3, 4);
@@ -115,29 +113,31 @@ TEST_CASE_METHOD(context_fixture,
   INFO("state " << to_string(state) << ", kind " << kind);
   auto told = calls.size() + promises.size() + outcomes.size();
   auto legal = state == executing;
-  caf::error err;
+  failure err;
   switch (kind) {
     case 0:
       legal = state == idle;
-      err = link->start(make_request(3));
+      err = code->start(make_request(3));
       break;
     case 1:
       legal = state == pending;
-      err = link->resume(response{});
+      err = code->resume(response{});
       break;
     case 2:
-      link->called(call{});
+      code->leave(call{});
       break;
     case 3:
-      link->asked(call{});
+      code->send(call{});
       break;
     default:
-      link->returned(outcome{});
+      code->finish(outcome{});
   }
   sched.run();
   if (kind < 2) {
     CHECK(legal == !err);
-    CHECK((legal || err == caf::sec::unexpected_message));
+    CHECK((legal
+           || err.text
+                == std::string{"the WORKER CONTEXT is "} + to_string(state)));
     CHECK(failures.empty());
   } else {
     // A defect of the executor ends the step that it is in.
@@ -153,13 +153,13 @@ TEST_CASE_METHOD(context_fixture, "nothing starts once a context has ended",
                  "[actors][context]") {
   caf::anon_send_exit(ctx, caf::exit_reason::user_shutdown);
   sched.run();
-  CHECK(link->start(make_request(3)));
+  CHECK(code->start(make_request(3)));
   CHECK(executing.empty());
 }
 
 TEST_CASE_METHOD(context_fixture, "the end of a context ends what it executes",
                  "[actors][context]") {
-  CHECK_FALSE(link->start(make_request(3)));
+  CHECK_FALSE(code->start(make_request(3)));
   REQUIRE(executing.size() == 1);
   caf::anon_send_exit(ctx, caf::exit_reason::kill);
   sched.run();

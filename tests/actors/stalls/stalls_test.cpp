@@ -61,8 +61,8 @@ public:
       y.fabric = x.fabric.get();
       y.board = x.board;
       y.token = std::make_shared<execution_token>();
-      x.services.executor = [this](executor_listener& z) {
-        return std::make_unique<thread_executor>(z, modules_, inside_,
+      x.services.executor = [this] {
+        return std::make_shared<thread_executor>(modules_, inside_,
                                                  most_inside_);
       };
       y.services = &x.services;

@@ -3,6 +3,7 @@
 #include "actors/protocol/rank_services.hpp"
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -10,8 +11,8 @@ namespace smp {
 
 /// Services out of functions; those that a test does not set do nothing.
 struct function_services : rank_services {
-  executor_ptr make_executor(executor_listener& x) override {
-    return executor(x);
+  std::shared_ptr<smp::executor> make_executor() override {
+    return executor();
   }
 
   schedule_ptr make_schedule(uint64_t microbatches) override {
@@ -31,7 +32,7 @@ struct function_services : rank_services {
       over(step, x);
   }
 
-  std::function<executor_ptr(executor_listener&)> executor;
+  std::function<std::shared_ptr<smp::executor>()> executor;
   std::function<schedule_ptr(uint64_t)> schedule = [](uint64_t n) {
     return smp::make_schedule("interleaved", n, 4);
   };

@@ -3,7 +3,7 @@
 // User code as a list of actions: every test runs in one order only, and the
 // test decides how long an execution takes.
 
-#include "actors/protocol/executor.hpp"
+#include "actors/server/executor.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -99,7 +99,7 @@ struct stage {
   /// @returns false if none executes
   bool advance_one();
 
-  std::function<executor_ptr(executor_listener&)> factory(rank_id self);
+  std::function<std::shared_ptr<executor>()> factory(rank_id self);
 };
 
 // -- the executor -------------------------------------------------------------
@@ -107,35 +107,12 @@ struct stage {
 /// Plays the script of the requested module, one stop at a time.
 class scripted_executor : public executor {
 public:
-  scripted_executor(executor_listener& listener, rank_id self, stage& on)
-    : listener_(listener), self_(self), stage_(on) {
+  scripted_executor(rank_id self, stage& on) : self_(self), stage_(on) {
     // nop
   }
 
   ~scripted_executor() override {
-    std::erase(stage_.executing, this);
-  }
-
-  void start(request x) override {
-    current_ = std::move(x);
-    last_.clear();
-    error_ = {};
-    position_ = 0;
-    swallows_ = false;
-    note("start");
-    if (actions().front().what == action::kind::crash)
-      throw std::runtime_error(actions().front().text);
-    execute();
-  }
-
-  void resume(response x) override {
-    last_ = text_of(x.body);
-    note(x.error ? "failed" : "resume");
-    if (x.error && !error_)
-      error_ = x.error;
-    if (x.error && !swallows_)
-      position_ = actions().size();
-    execute();
+    close();
   }
 
   /// Goes on to the next stop. @pre it executes
@@ -147,14 +124,15 @@ public:
         case action::kind::call:
         case action::kind::grant:
         case action::kind::wait:
-          return listener_.called(call_of(x));
+          parked_ = true;
+          return leave(call_of(x));
         case action::kind::ret:
-          return finish({text_payload(x.text + last_), {}});
+          return end({text_payload(x.text + last_), {}});
         case action::kind::fail:
           if (!error_)
             error_ = {error_code::user_code, self_,
                       "m" + std::to_string(current_.module.value), x.text};
-          return finish({});
+          return end({});
         case action::kind::swallow:
           swallows_ = true;
           break;
@@ -162,12 +140,47 @@ public:
           throw std::logic_error("a crash comes first in its script");
       }
     }
-    finish({});
+    end({});
   }
+
+  using executor::finish;
+  using executor::leave;
 
 private:
   const std::vector<action>& actions() const {
     return stage_.script.at(current_.module);
+  }
+
+  void wake() override {
+    if (std::exchange(parked_, false))
+      go_on(take_response());
+    else
+      begin(take_request());
+    execute();
+  }
+
+  void join() override {
+    std::erase(stage_.executing, this);
+  }
+
+  void begin(request x) {
+    current_ = std::move(x);
+    last_.clear();
+    error_ = {};
+    position_ = 0;
+    swallows_ = false;
+    note("start");
+    if (actions().front().what == action::kind::crash)
+      throw std::runtime_error(actions().front().text);
+  }
+
+  void go_on(const response& x) {
+    last_ = text_of(x.body);
+    note(x.error ? "failed" : "resume");
+    if (x.error && !error_)
+      error_ = x.error;
+    if (x.error && !swallows_)
+      position_ = actions().size();
   }
 
   void execute() {
@@ -190,11 +203,11 @@ private:
     return result;
   }
 
-  void finish(outcome x) {
+  void end(outcome x) {
     if (error_)
       x = {{}, error_};
     note("end");
-    listener_.returned(std::move(x));
+    finish(std::move(x));
   }
 
   void note(const std::string& what) {
@@ -204,7 +217,6 @@ private:
                            + what);
   }
 
-  executor_listener& listener_;
   rank_id self_;
   stage& stage_;
   request current_;
@@ -212,6 +224,7 @@ private:
   std::string last_;
   failure error_;
   bool swallows_ = false;
+  bool parked_ = false;
 };
 
 inline bool stage::advance_one() {
@@ -221,11 +234,9 @@ inline bool stage::advance_one() {
   return true;
 }
 
-inline std::function<executor_ptr(executor_listener&)>
-stage::factory(rank_id self) {
-  return [this, self](executor_listener& x) {
-    return std::make_unique<scripted_executor>(x, self, *this);
-  };
+inline std::function<std::shared_ptr<executor>()> stage::factory(rank_id self) {
+  return
+    [this, self] { return std::make_shared<scripted_executor>(self, *this); };
 }
 
 } // namespace smp

@@ -2,14 +2,15 @@
 
 // User code on a thread that parks, as in runtime/, with strings for tensors.
 
-#include "actors/protocol/executor.hpp"
 #include "actors/protocol/request_number.hpp"
+#include "actors/server/executor.hpp"
 #include "tests/support/actors/scripted_executor.hpp"
 #include "transport/wake_up.hpp"
 
 #include <atomic>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,10 +50,9 @@ using thread_modules = std::map<module_id, thread_body>;
 class thread_executor : public executor, private thread_caller {
 public:
   /// @param inside counts executions that hold a token
-  thread_executor(executor_listener& listener, const thread_modules& modules,
-                  std::atomic<int>& inside, std::atomic<int>& most_inside)
-    : listener_(listener),
-      modules_(modules),
+  thread_executor(const thread_modules& modules, std::atomic<int>& inside,
+                  std::atomic<int>& most_inside)
+    : modules_(modules),
       inside_(inside),
       most_inside_(most_inside),
       thread_([this] { run(); }) {
@@ -60,36 +60,25 @@ public:
   }
 
   ~thread_executor() override {
-    stopping_ = true;
-    wake_.notify();
-    thread_.join();
-  }
-
-  void start(request x) override {
-    request_ = std::move(x);
-    wake_.notify();
-  }
-
-  void resume(response x) override {
-    response_ = std::move(x);
-    wake_.notify();
+    close();
   }
 
 private:
   void run() {
-    // One wake-up announces the stop; a call that unwinds may have consumed it.
-    while (!stopping_) {
-      wake_.wait();
-      if (stopping_)
+    // One wake-up announces the end; a call that unwinds may have consumed it.
+    while (!closing()) {
+      pause();
+      if (closing())
         return;
-      switch_in();
+      enter();
       auto x = execute();
-      --inside_;
-      listener_.returned(std::move(x));
+      switch_out();
+      finish(std::move(x));
     }
   }
 
   outcome execute() {
+    request_ = take_request();
     error_ = {};
     outcome result;
     try {
@@ -109,7 +98,7 @@ private:
 
   std::string call(uint64_t owner, uint64_t module, phase what,
                    const std::string& args) override {
-    return park(call_of(owner, module, what, args));
+    return text_of(park(call_of(owner, module, what, args)).body);
   }
 
   promise promise_call(uint64_t owner, uint64_t module, phase what,
@@ -120,7 +109,7 @@ private:
     x.number = promise_number(request_.step, ++promises_);
     x.answer = answer;
     promise result{answer, x.number};
-    listener_.asked(std::move(x));
+    send(std::move(x));
     return result;
   }
 
@@ -149,39 +138,53 @@ private:
     return x;
   }
 
-  std::string park(smp::call x) {
-    if (error_)
-      throw error{error_};
-    --inside_;
-    listener_.called(std::move(x));
-    wake_.wait();
-    if (stopping_)
-      response_.error = {error_code::cancelled, {}, {}, "stopping"};
-    switch_in();
-    if (response_.error) {
-      error_ = response_.error;
-      throw error{error_};
-    }
-    return text_of(response_.body);
+  // -- executor ---------------------------------------------------------------
+
+  void wake() override {
+    wake_.notify();
   }
 
-  void switch_in() {
+  void join() override {
+    wake_.notify();
+    thread_.join();
+  }
+
+  void begin_call(call_kind, std::optional<rank_id>) override {
+    if (error_)
+      throw error{error_};
+  }
+
+  void switch_out() override {
+    --inside_;
+  }
+
+  void pause() override {
+    wake_.wait();
+  }
+
+  void switch_in(const failure& why) override {
+    enter();
+    error_ = why;
+    if (closing())
+      error_ = {error_code::cancelled, {}, {}, "closing"};
+    if (error_)
+      throw error{error_};
+  }
+
+  void enter() {
     auto now = ++inside_;
     auto most = most_inside_.load();
     while (now > most && !most_inside_.compare_exchange_weak(most, now))
       ; // nop
   }
 
-  executor_listener& listener_;
   const thread_modules& modules_;
   std::atomic<int>& inside_;
   std::atomic<int>& most_inside_;
   request request_;
-  response response_;
   failure error_;
   uint32_t promises_ = 0;
-  std::atomic<bool> stopping_ = false;
-  /// Counting: the stop may come on top of a wake-up not consumed yet.
+  /// Counting: the end may come on top of a wake-up not consumed yet.
   wake_up wake_;
   std::thread thread_;
 };

@@ -4,6 +4,7 @@
 // and it answers in their place.
 
 #include "actors/order/order_book.hpp"
+#include "actors/server/executor.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/calls/callee.hpp"
@@ -51,9 +52,14 @@ struct shared_model : torch::nn::Module {
 };
 
 /// What an execution asked of other ranks, with the answers of the test.
-class scripted_execution final : public running_call {
+class scripted_execution final : public executor, public running_call {
 public:
-  using running_call::running_call;
+  explicit scripted_execution(const rank_context& rank)
+    : running_call(rank, *this) {
+    // nop
+  }
+
+  using running_call::id;
 
   void start(const request& x) {
     begin(x, 0);
@@ -80,6 +86,11 @@ public:
 
   std::vector<call> sent;
   std::deque<response> answers;
+
+private:
+  void wake() override {
+    // nop
+  }
 };
 
 /// Rank 0 of two, in step 1, microbatch 0.
