@@ -265,30 +265,23 @@ std::unique_ptr<data_source> make_data(const train_config& x,
   const bool is_own = x.model.type == "torchscript" || x.model.type == "plugin";
   const auto vocabulary = is_own ? std::numeric_limits<uint64_t>::max()
                                  : x.model.vocabulary.value_or(256);
-  if (type == "text")
-    return std::make_unique<text_sequences>(
-      text{x.data.path, x.data.held_out},
-      text_sequences::options{.sequence_length = x.data.sequence_length,
-                              .batch_size = batch_size,
-                              .seed = x.data.shuffle_seed});
-  if (type == "tokens")
+  if (type == "text" || type == "tokens")
     return std::make_unique<token_sequences>(
       x.data.path,
-      token_sequences::options{.token_size = x.data.dtype == "uint16" ? 2u : 4u,
+      token_sequences::options{.token_size = type == "text"             ? 1u
+                                             : x.data.dtype == "uint16" ? 2u
+                                                                        : 4u,
                                .vocabulary = vocabulary,
                                .held_out = x.data.held_out,
                                .sequence_length = x.data.sequence_length,
                                .batch_size = batch_size,
                                .seed = x.data.shuffle_seed});
   if (type == "safetensors" && x.data.batch_size)
-    return std::make_unique<row_samples>(
-      x.data.path, row_samples::options{.held_out = x.data.held_out,
-                                        .batch_size = batch_size,
-                                        .seed = x.data.shuffle_seed});
+    return make_row_samples(x.data.path, {.held_out = x.data.held_out,
+                                          .batch_size = batch_size,
+                                          .seed = x.data.shuffle_seed});
   if (type == "safetensors")
-    return std::make_unique<fixed_batch>(
-      x.data.path, fixed_batch::options{.microbatches = x.smp.microbatches,
-                                        .replicas = replicas});
+    return make_fixed_batch(x.data.path, x.smp.microbatches, replicas);
   if (type == "synthetic") {
     auto all = x;
     all.data.batch_size = batch_size;

@@ -454,11 +454,9 @@ private:
 
   /// Continues the held-out part with bytes drawn from the model, the same on
   /// all ranks.
-  void sample(const text& source) {
+  void sample(const token_sequences& text) {
     constexpr uint64_t prompt_size = 48;
-    auto begin = source.file().read(
-      source.border(), std::min(prompt_size, source.held_out_size()));
-    summary_.prompt.assign(begin.begin(), begin.end());
+    summary_.prompt = text.prompt(prompt_size);
     swap_averages();
     model_->eval();
     auto predict = smp::step(
@@ -487,11 +485,11 @@ private:
       if (!summary_.held_out_loss)
         return; // interrupted
     }
-    if (auto* sequences = dynamic_cast<text_sequences*>(data_.get())) {
-      auto& source = sequences->source();
-      summary_.unigram_entropy = source.unigram_entropy();
+    if (auto* text = dynamic_cast<token_sequences*>(data_.get());
+        text != nullptr && text->is_text()) {
+      summary_.unigram_entropy = text->unigram_entropy();
       if (config_.train.sample > 0 && trainable_->continues_text())
-        sample(source);
+        sample(*text);
     }
   }
 

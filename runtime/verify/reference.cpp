@@ -257,7 +257,7 @@ step_evidence reference_run::run(const moment& x) {
   auto whole = s.data->training_batch(x.number - 1, {x.data_rank, x.replicas});
   const auto n = s.config.smp.microbatches;
   for (uint64_t m = 0; m < n; ++m) {
-    auto inputs = part_of(whole, m, n);
+    auto inputs = part_of(whole, {m, n});
     result.loss += s.pass(*s.model, inputs, m, x) / static_cast<double>(n);
     if (s.witness)
       s.pass(*s.witness, inputs, m, x);
@@ -287,7 +287,7 @@ double reference_run::evaluate(const moment& x) {
     m.numbers.start(microbatch_seed(s.config.smp.seed, x.drawn, x.data_rank, i),
                     nullptr);
     call_observer::set_current(&m.numbers);
-    sum += m.model->loss(part_of(whole, i, n)).item<double>();
+    sum += m.model->loss(part_of(whole, {i, n})).item<double>();
     call_observer::set_current(nullptr);
     m.numbers.finish();
   }

@@ -4,6 +4,7 @@
 #include "runtime/nn/sizes.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
 #include <fmt/format.h>
@@ -15,7 +16,7 @@ namespace smp {
 
 namespace {
 
-/// A source whose batches come from a function.
+/// Batches from a function, the same one for held-out data.
 class synthetic_batches final : public data_source {
 public:
   using maker = std::function<batch(batch_numbers&)>;
@@ -27,10 +28,6 @@ public:
 
   uint64_t batch_size() const noexcept override {
     return batch_size_;
-  }
-
-  bool has_held_out() const noexcept override {
-    return true;
   }
 
 private:
@@ -46,7 +43,7 @@ private:
   /// Numbers come in sequence: those of other replicas are drawn, too.
   batch make(uint64_t stream, batch_part part) const {
     batch_numbers numbers{seed_, stream};
-    return part_of(make_(numbers), part.index, part.count);
+    return part_of(make_(numbers), part);
   }
 
   uint64_t seed_;
@@ -65,13 +62,26 @@ token_sizes token_sizes_of(const train_config& x) {
                      static_cast<int64_t>(x.data.sequence_length),
                      x.model.vocabulary.value_or(256)};
   require_positive("data.sequence_length", result.length);
-  // 0 and 1 are padding of one model or another, the last is a mask.
-  if (result.vocabulary < 4)
-    throw error{error_code::config,
-                fmt::format("model.vocabulary is {}, must be at least 4 for "
-                            "synthetic data",
-                            result.vocabulary)};
   return result;
+}
+
+/// Token t + 1 is token t plus a stride drawn for the sequence, modulo the
+/// vocabulary.
+batch next_tokens(batch_numbers& numbers, const token_sizes& x) {
+  auto input = at::empty({x.batch, x.length}, at::kLong);
+  auto target = at::empty_like(input);
+  auto* in = input.mutable_data_ptr<int64_t>();
+  auto* out = target.mutable_data_ptr<int64_t>();
+  for (int64_t b = 0; b < x.batch; ++b) {
+    auto token = numbers.below(x.vocabulary);
+    const auto stride = numbers.below(x.vocabulary);
+    for (int64_t t = 0; t < x.length; ++t) {
+      *in++ = static_cast<int64_t>(token);
+      token = (token + stride) % x.vocabulary;
+      *out++ = static_cast<int64_t>(token);
+    }
+  }
+  return {input, target};
 }
 
 /// Low tokens are more frequent, which is the first thing to learn.
@@ -165,6 +175,14 @@ synthetic_batches::maker maker_of(const train_config& x) {
     };
   }
   auto sizes = token_sizes_of(x);
+  if (type == "gpt" || type == "moe")
+    return [sizes](auto& numbers) { return next_tokens(numbers, sizes); };
+  // 0 and 1 are padding of one model or another, the last is a mask.
+  if (sizes.vocabulary < 4)
+    throw error{error_code::config,
+                fmt::format("model.vocabulary is {}, must be at least 4 for "
+                            "synthetic data",
+                            sizes.vocabulary)};
   if (type == "t5")
     return [sizes](auto& numbers) { return copied_tokens(numbers, sizes); };
   return [sizes](auto& numbers) { return masked_tokens(numbers, sizes); };
@@ -173,15 +191,8 @@ synthetic_batches::maker maker_of(const train_config& x) {
 } // namespace
 
 std::unique_ptr<data_source> make_synthetic(const train_config& x) {
-  const auto batch_size = x.data.batch_size.value_or(0);
-  if (x.model.type == "gpt" || x.model.type == "moe")
-    return std::make_unique<synthetic_tokens>(
-      synthetic_tokens::options{.vocabulary = x.model.vocabulary.value_or(256),
-                                .sequence_length = x.data.sequence_length,
-                                .batch_size = batch_size,
-                                .seed = x.data.shuffle_seed});
-  return std::make_unique<synthetic_batches>(x.data.shuffle_seed, batch_size,
-                                             maker_of(x));
+  return std::make_unique<synthetic_batches>(
+    x.data.shuffle_seed, x.data.batch_size.value_or(0), maker_of(x));
 }
 
 } // namespace smp

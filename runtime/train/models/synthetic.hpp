@@ -11,7 +11,8 @@
 namespace smp {
 
 /// Batches are functions of (data.shuffle_seed, step), as in every source.
-/// - "gpt", "moe": {tokens, targets}, see `synthetic_tokens`
+/// - "gpt", "moe": {tokens, targets}, both [B, T] int64: the next token is this
+///   one plus a stride drawn for the sequence, modulo the vocabulary
 /// - "bert", "roberta": {tokens, labels}, both [B, T] int64: sequences that
 ///   count up; about one token in seven is replaced by the vocabulary's last
 ///   (the mask), and only these have a label; all others have -100

@@ -74,8 +74,9 @@ sample_numbers together(uint64_t count,
   return result;
 }
 
-std::string refusal(const std::string& path, row_samples::options x) {
-  auto result = error_of([&] { row_samples{path, x}; }, error_code::config);
+std::string refusal(const std::string& path, row_options x) {
+  auto result = error_of([&] { make_row_samples(path, x); },
+                         error_code::config);
   CHECK_THAT(result, ContainsSubstring(path));
   return result;
 }
@@ -87,12 +88,12 @@ TEST_CASE("Training takes each sample once before one comes again",
   scratch_dir dir;
   auto file = dir.path / "x.safetensors";
   write_safetensors(file, samples(0, 20));
-  row_samples data{file, {.held_out = 0.2, .batch_size = 5}};
-  CHECK(data.batch_size() == 5);
-  CHECK(data.has_held_out());
+  auto data = make_row_samples(file, {.held_out = 0.2, .batch_size = 5});
+  CHECK(data->batch_size() == 5);
+  CHECK(data->has_held_out());
   sample_numbers taken;
   for (uint64_t step = 0; step < 16; ++step) {
-    auto found = numbers_of(data.training_batch(step));
+    auto found = numbers_of(data->training_batch(step));
     CHECK(found.size() == 5); // also where a pass ends
     taken.insert(taken.end(), found.begin(), found.end());
   }
@@ -111,39 +112,40 @@ TEST_CASE("The order of samples depends on the seed, and on nothing else",
   scratch_dir dir;
   auto file = dir.path / "x.safetensors";
   write_safetensors(file, samples(0, 50));
-  row_samples data{file, {.batch_size = 8}};
-  row_samples halves{file, {.batch_size = 4}};
-  row_samples other{file, {.batch_size = 8, .seed = 2}};
+  auto data = make_row_samples(file, {.batch_size = 8});
+  auto halves = make_row_samples(file, {.batch_size = 4});
+  auto other = make_row_samples(file, {.batch_size = 8, .seed = 2});
   // Later steps first: who goes on has made none before.
   for (uint64_t step : {40, 7, 3, 0}) {
     CAPTURE(step);
-    auto whole = numbers_of(data.training_batch(step));
+    auto whole = numbers_of(data->training_batch(step));
     for (uint64_t replicas : {2, 4, 8})
-      CHECK(together(replicas,
-                     [&](auto part) { return data.training_batch(step, part); })
-            == whole);
-    CHECK(numbers_of(other.training_batch(step)) != whole);
+      CHECK(
+        together(replicas,
+                 [&](auto part) { return data->training_batch(step, part); })
+        == whole);
+    CHECK(numbers_of(other->training_batch(step)) != whole);
     // A batch of two replicas is one of twice their size.
-    auto first = numbers_of(halves.training_batch(2 * step));
-    auto second = numbers_of(halves.training_batch(2 * step + 1));
+    auto first = numbers_of(halves->training_batch(2 * step));
+    auto second = numbers_of(halves->training_batch(2 * step + 1));
     first.insert(first.end(), second.begin(), second.end());
     CHECK(first == whole);
   }
-  auto held_out = numbers_of(data.held_out_batch(1, 2));
-  CHECK(together(4, [&](auto part) { return data.held_out_batch(1, 2, part); })
+  auto held_out = numbers_of(data->held_out_batch(1, 2));
+  CHECK(together(4, [&](auto part) { return data->held_out_batch(1, 2, part); })
         == held_out);
-  CHECK(numbers_of(other.held_out_batch(1, 2)) == held_out);
+  CHECK(numbers_of(other->held_out_batch(1, 2)) == held_out);
 }
 
 TEST_CASE("The last samples are held out", "[runtime][data]") {
   scratch_dir dir;
   auto file = dir.path / "x.safetensors";
   write_safetensors(file, samples(0, 16));
-  row_samples data{file, {.held_out = 0.25, .batch_size = 2}};
-  CHECK(numbers_of(data.held_out_batch(0, 2)) == sample_numbers{12, 13});
-  CHECK(numbers_of(data.held_out_batch(1, 2)) == sample_numbers{14, 15});
-  CHECK(numbers_of(data.held_out_batch(0, 1)) == sample_numbers{12, 14});
-  CHECK(numbers_of(data.held_out_batch(3, 4)) == sample_numbers{15, 15});
+  auto data = make_row_samples(file, {.held_out = 0.25, .batch_size = 2});
+  CHECK(numbers_of(data->held_out_batch(0, 2)) == sample_numbers{12, 13});
+  CHECK(numbers_of(data->held_out_batch(1, 2)) == sample_numbers{14, 15});
+  CHECK(numbers_of(data->held_out_batch(0, 1)) == sample_numbers{12, 14});
+  CHECK(numbers_of(data->held_out_batch(3, 4)) == sample_numbers{15, 15});
 }
 
 TEST_CASE("Files of a folder follow each other by name", "[runtime][data]") {
@@ -157,12 +159,12 @@ TEST_CASE("Files of a folder follow each other by name", "[runtime][data]") {
   write_safetensors(folder / "a2.safetensors", samples(7, 0));
   write_safetensors(folder / "c.safetensors", samples(19, 5));
   dir.write("train/index.json", "{}");
-  row_samples::options x{.held_out = 0.125, .batch_size = 3};
-  row_samples one{file, x}, many{folder, x};
+  row_options x{.held_out = 0.125, .batch_size = 3};
+  auto one = make_row_samples(file, x), many = make_row_samples(folder, x);
   for (uint64_t step = 0; step < 9; ++step)
-    CHECK(numbers_of(many.training_batch(step))
-          == numbers_of(one.training_batch(step)));
-  CHECK(numbers_of(many.held_out_batch(0, 1)) == sample_numbers{21, 22, 23});
+    CHECK(numbers_of(many->training_batch(step))
+          == numbers_of(one->training_batch(step)));
+  CHECK(numbers_of(many->held_out_batch(0, 1)) == sample_numbers{21, 22, 23});
 }
 
 namespace {
@@ -185,14 +187,14 @@ TEST_CASE("Of samples a replica reads its own only", "[runtime][data]") {
   constexpr int64_t row = 100'000; // bytes
   auto all = torch::arange(8, torch::kByte).view({8, 1}).expand({8, row});
   write_safetensors(file, {{"input0", all.contiguous()}});
-  row_samples samples{file, {.held_out = 0.25, .batch_size = 2}};
-  fixed_batch fixed{file, {.replicas = 2}};
+  auto samples = make_row_samples(file, {.held_out = 0.25, .batch_size = 2});
+  auto fixed = make_fixed_batch(file, 1, 2);
   auto before = bytes_read();
-  auto second = samples.held_out_batch(0, 1, {1, 2}).at(0);
+  auto second = samples->held_out_batch(0, 1, {1, 2}).at(0);
   CHECK(bytes_read() - before < 2 * row);
   CHECK(torch::equal(second, all.narrow(0, 7, 1)));
   before = bytes_read();
-  second = fixed.training_batch(0, {1, 2}).at(0);
+  second = fixed->training_batch(0, {1, 2}).at(0);
   CHECK(bytes_read() - before < 5 * row);
   CHECK(torch::equal(second, all.narrow(0, 4, 4)));
 }
@@ -201,12 +203,12 @@ TEST_CASE("A file that holds no samples is refused with tensor and reason",
           "[runtime][data]") {
   scratch_dir dir;
   auto file = (dir.path / "x.safetensors").string();
-  auto refused = [&](const named_tensors& xs, row_samples::options x) {
+  auto refused = [&](const named_tensors& xs, row_options x) {
     write_safetensors(file, xs);
     return refusal(file, x);
   };
   auto x = torch::ones({4, 3});
-  row_samples::options two{.batch_size = 2};
+  row_options two{.batch_size = 2};
   CHECK_THAT(refused({{"input0", x}, {"input1", torch::ones({3})}}, two),
              ContainsSubstring("dim 0 of input1 is 3, but that of input0 is "
                                "4"));
@@ -232,7 +234,7 @@ TEST_CASE("Files of a folder that do not fit are refused by name",
   scratch_dir dir;
   auto folder = dir.path.string();
   auto a = folder + "/a.safetensors", b = folder + "/b.safetensors";
-  row_samples::options x{.batch_size = 2};
+  row_options x{.batch_size = 2};
   CHECK_THAT(refusal(folder, x), ContainsSubstring("is a folder without files "
                                                    "*.safetensors"));
   write_safetensors(a, {{"input0", torch::ones({4, 3})}});
@@ -249,7 +251,7 @@ TEST_CASE("Files of a folder that do not fit are refused by name",
   CHECK_THAT(
     refused({{"input0", torch::ones({4, 3})}, {"input1", torch::ones({4})}}),
     ContainsSubstring("has 2 tensors, but"));
-  auto fixed = error_of([&] { fixed_batch{folder, {}}; }, error_code::config);
+  auto fixed = error_of([&] { make_fixed_batch(folder); }, error_code::config);
   CHECK_THAT(fixed, ContainsSubstring(folder
                                       + ": is a folder; "
                                         "data.batch_size has to say"));
@@ -270,9 +272,10 @@ TEST_CASE("A file is a data set with data.batch_size, and one batch without",
   auto data = make_data(x, 3);
   CHECK(data->batch_size() == 6);
   CHECK(numbers_of(data->held_out_batch(0, 1)) == from_to(18, 24));
-  row_samples same{x.data.path, {.held_out = 0.25, .batch_size = 6, .seed = 5}};
+  auto same = make_row_samples(x.data.path,
+                               {.held_out = 0.25, .batch_size = 6, .seed = 5});
   CHECK(numbers_of(data->training_batch(4))
-        == numbers_of(same.training_batch(4)));
+        == numbers_of(same->training_batch(4)));
   x.data.batch_size = 7;
   CHECK_THAT(error_of([&] { make_data(x, 3); }, error_code::config),
              ContainsSubstring("a step takes 21"));

@@ -58,14 +58,15 @@ private:
 };
 
 /// The text is read from a file that no name leads to any more.
-smp::text text_of(const std::vector<uint8_t>& bytes,
-                  double held_out = smp::text::default_held_out) {
-  temporary_file file{{bytes.begin(), bytes.end()}};
-  return smp::text{file.path(), held_out};
+smp::token_sequences text_of(const std::string& bytes,
+                             smp::token_sequences::options x) {
+  temporary_file file{bytes};
+  return {file.path(), x};
 }
 
-smp::text text_of(const std::string& bytes, double held_out) {
-  return text_of(std::vector<uint8_t>{bytes.begin(), bytes.end()}, held_out);
+smp::token_sequences text_of(const std::vector<uint8_t>& bytes,
+                             smp::token_sequences::options x) {
+  return text_of(std::string{bytes.begin(), bytes.end()}, x);
 }
 
 std::string message_of(const std::function<void()>& f) {
@@ -88,58 +89,56 @@ bool equal(const smp::batch& a, const smp::batch& b) {
 
 // -- text ---------------------------------------------------------------------
 
-TEST_CASE("A text holds out its tail", "[runtime][data]") {
-  auto t = text_of(count_to(100));
-  CHECK(t.border() == 90);
-  CHECK(t.held_out_size() == 10);
-  CHECK(text_of(count_to(100), 0.25).held_out_size() == 25);
-}
-
-TEST_CASE("A text is read from a file byte by byte", "[runtime][data]") {
+TEST_CASE("A text holds out its tail, byte by byte", "[runtime][data]") {
   std::string content{"caf\xc3\xa9\r\n\0end", 11};
-  temporary_file file{content};
-  auto t = smp::text{file.path(), 0.5};
-  auto read = t.file().read(0, content.size());
-  CHECK(std::string{read.begin(), read.end()} == content);
+  auto t = text_of(content, {.held_out = 0.5, .sequence_length = 4});
+  CHECK(t.is_text());
+  CHECK(t.prompt(100) == content.substr(5));
+  CHECK(t.prompt(3) == content.substr(5, 3));
+  CHECK(text_of(content, {.held_out = 0.25, .sequence_length = 1}).prompt(9)
+        == "end");
 }
 
 TEST_CASE("A text that cannot be used is refused by name", "[runtime][data]") {
-  CHECK_THAT(message_of([] { smp::text{"/nowhere/to/be.txt"}; }),
+  auto refused = [](const std::string& path) {
+    return message_of([&] { smp::token_sequences{path, {}}; });
+  };
+  CHECK_THAT(refused("/nowhere/to/be.txt"),
              ContainsSubstring("/nowhere/to/be.txt: No such file"));
-  CHECK_THAT(message_of([] { smp::text{"/"}; }),
-             ContainsSubstring("/: Is a directory"));
+  CHECK_THAT(refused("/"), ContainsSubstring("/: Is a directory"));
   temporary_file empty{""};
-  CHECK_THAT(message_of([&] { smp::text{empty.path()}; }),
+  CHECK_THAT(refused(empty.path()),
              ContainsSubstring(empty.path() + ": is empty"));
-  CHECK_THAT(message_of([] { text_of(count_to(9), 1.0); }),
-             ContainsSubstring(": held-out share is 1"));
   // To open a pipe would wait for somebody who writes to it.
   fs::remove(empty.path());
   REQUIRE(::mkfifo(empty.path().c_str(), 0600) == 0);
-  CHECK_THAT(message_of([&] { smp::text{empty.path()}; }),
+  CHECK_THAT(refused(empty.path()),
              ContainsSubstring(empty.path() + ": is not a regular file"));
 }
 
 TEST_CASE("A text shorter than a sequence is refused with the sizes",
           "[runtime][data]") {
   // 90 + 10 bytes; a sequence of 9 needs 10.
-  auto t = text_of(count_to(100));
-  CHECK_NOTHROW(smp::text_sequences(t, {.sequence_length = 9}));
-  auto text = message_of(
-    [&] { smp::text_sequences(t, {.sequence_length = 10}); });
+  auto refused = [](uint64_t length, double held_out) {
+    return message_of([&] {
+      text_of(count_to(100), {.held_out = held_out, .sequence_length = length});
+    });
+  };
+  CHECK(refused(9, 0.1) == "no error");
+  auto text = refused(10, 0.1);
   CHECK_THAT(text, ContainsSubstring(": the held-out part has 10 bytes"));
   CHECK_THAT(text, ContainsSubstring("needs at least 11"));
-  CHECK_THAT(
-    message_of([&] { smp::text_sequences(t, {.sequence_length = 95}); }),
-    ContainsSubstring("the training part has 90 bytes"));
+  CHECK_THAT(refused(95, 0.1),
+             ContainsSubstring("the training part has 90 bytes"));
+  CHECK_THAT(refused(9, 1), ContainsSubstring("the training part has 0 bytes"));
 }
 
 TEST_CASE("The unigram entropy is the held-out cross entropy of byte counts",
           "[runtime][data]") {
   // Training "aaab", held out "ab": counts plus one are a 4, b 2, others 1.
   std::string bytes = "aaabab";
-  auto t = text_of(bytes, 1.0 / 3);
-  REQUIRE(t.border() == 4);
+  auto t = text_of(bytes, {.held_out = 1.0 / 3, .sequence_length = 1});
+  REQUIRE(t.prompt(9) == "ab");
   auto expected = -(std::log(4.0 / 260) + std::log(2.0 / 260)) / 2;
   CHECK(t.unigram_entropy() == Catch::Approx(expected).epsilon(1e-12));
 }
@@ -148,16 +147,19 @@ TEST_CASE("The text that ships is large enough and close to its entropy",
           "[runtime][data]") {
   auto root = std::getenv("SMP_SOURCE_DIR");
   REQUIRE(root != nullptr);
-  smp::text t{std::string{root} + "/config/data/opticks.txt"};
-  auto size = t.file().size();
-  CHECK(size > 500'000);
-  CHECK(size < 2'000'000);
+  auto path = std::string{root} + "/config/data/opticks.txt";
+  smp::token_sequences t{path, {}};
+  std::ifstream file{path, std::ios::binary};
+  std::string bytes{std::istreambuf_iterator<char>{file}, {}};
+  CHECK(bytes.size() > 500'000);
+  CHECK(bytes.size() < 2'000'000);
   // Plain entropy of the training part: other bytes, no smoothing, so near.
-  std::map<uint8_t, double> counts;
-  for (auto x : t.file().read(0, t.border()))
+  bytes.resize(bytes.size() * 9 / 10);
+  std::map<char, double> counts;
+  for (auto x : bytes)
     ++counts[x];
   double entropy = 0;
-  const auto n = static_cast<double>(t.border());
+  const auto n = static_cast<double>(bytes.size());
   for (auto& [byte, count] : counts)
     entropy -= count / n * std::log(count / n);
   CHECK(t.unigram_entropy() == Catch::Approx(entropy).margin(0.1));
@@ -166,8 +168,7 @@ TEST_CASE("The text that ships is large enough and close to its entropy",
 // -- sequences of a text ------------------------------------------------------
 
 TEST_CASE("The target is the text one byte later", "[runtime][data]") {
-  smp::text_sequences data{text_of(count_to(250)),
-                           {.sequence_length = 7, .batch_size = 5}};
+  auto data = text_of(count_to(250), {.sequence_length = 7, .batch_size = 5});
   auto xs = data.training_batch(3);
   auto &input = xs.at(0), &target = xs.at(1);
   REQUIRE(input.sizes() == torch::IntArrayRef{5, 7});
@@ -178,8 +179,8 @@ TEST_CASE("The target is the text one byte later", "[runtime][data]") {
 TEST_CASE("Training sequences reach every place of the training part only",
           "[runtime][data]") {
   // 40 training bytes and sequences of 3 + 1: begins 0 to 36.
-  smp::text_sequences data{text_of(count_to(50), 0.2),
-                           {.sequence_length = 3, .batch_size = 10}};
+  auto data = text_of(
+    count_to(50), {.held_out = 0.2, .sequence_length = 3, .batch_size = 10});
   std::map<int64_t, int> begins;
   for (uint64_t step = 0; step < 400; ++step) {
     auto first = data.training_batch(step)[0].select(1, 0).contiguous();
@@ -197,9 +198,8 @@ TEST_CASE("Training sequences reach every place of the training part only",
 TEST_CASE("A training batch depends on seed and step alone",
           "[runtime][data]") {
   auto make = [](uint64_t seed) {
-    return smp::text_sequences{
-      text_of(count_to(250)),
-      {.sequence_length = 7, .batch_size = 5, .seed = seed}};
+    return text_of(count_to(250),
+                   {.sequence_length = 7, .batch_size = 5, .seed = seed});
   };
   auto a = make(1), b = make(1), c = make(2);
   torch::manual_seed(1);
@@ -216,8 +216,8 @@ TEST_CASE("A training batch depends on seed and step alone",
 TEST_CASE("Held-out batches cover the held-out part evenly",
           "[runtime][data]") {
   // Held out: bytes 100 to 199. Six sequences of 4 + 1 begin at 100 to 195.
-  smp::text_sequences data{text_of(count_to(200), 0.5),
-                           {.sequence_length = 4, .batch_size = 2}};
+  auto data = text_of(count_to(200),
+                      {.held_out = 0.5, .sequence_length = 4, .batch_size = 2});
   std::vector<int64_t> begins;
   for (uint64_t i = 0; i < 3; ++i) {
     auto xs = data.held_out_batch(i, 3);
@@ -232,8 +232,8 @@ TEST_CASE("Held-out batches cover the held-out part evenly",
 
 TEST_CASE("One held-out sequence is the first one", "[runtime][data]") {
   std::string bytes = "abcdefghij";
-  smp::text_sequences data{text_of(bytes, 0.5),
-                           {.sequence_length = 3, .batch_size = 1}};
+  auto data = text_of(bytes,
+                      {.held_out = 0.5, .sequence_length = 3, .batch_size = 1});
   auto xs = data.held_out_batch(0, 1);
   auto &input = xs.at(0), &target = xs.at(1);
   CHECK(row(input, 0) == "fgh");
@@ -287,7 +287,7 @@ TEST_CASE("Tokens of two or four bytes become sequences like those of a text",
 TEST_CASE("A file that holds no such tokens is refused with the place",
           "[runtime][data]") {
   smp::token_sequences::options x{
-    .vocabulary = 50, .sequence_length = 4, .batch_size = 2};
+    .token_size = 2, .vocabulary = 50, .sequence_length = 4, .batch_size = 2};
   CHECK_THAT(message_of([&] { smp::token_sequences("/nowhere/t.bin", x); }),
              ContainsSubstring("/nowhere/t.bin: No such file"));
   temporary_file empty{""};
@@ -353,25 +353,26 @@ void check_parts(const smp::data_source& data) {
 
 TEST_CASE("Replicas divide the batch without overlap or gap",
           "[runtime][data]") {
-  check_parts(smp::text_sequences{text_of(count_to(250)),
-                                  {.sequence_length = 7, .batch_size = 6}});
+  check_parts(text_of(count_to(250), {.sequence_length = 7, .batch_size = 6}));
   temporary_file tokens{counting_file<uint16_t>(1000)};
-  check_parts(smp::token_sequences{
-    tokens.path(),
-    {.vocabulary = 1000, .sequence_length = 7, .batch_size = 6}});
-  check_parts(smp::synthetic_tokens{{.vocabulary = 11, .batch_size = 6}});
+  check_parts(smp::token_sequences{tokens.path(),
+                                   {.token_size = 2,
+                                    .vocabulary = 1000,
+                                    .sequence_length = 7,
+                                    .batch_size = 6}});
   temporary_file fixed{""};
   smp::write_safetensors(
     fixed.path(),
     {{"input0", torch::arange(12).view({6, 2})}, {"input1", torch::arange(6)}});
-  check_parts(smp::fixed_batch{fixed.path(), {.replicas = 3}});
+  check_parts(*smp::make_fixed_batch(fixed.path(), 1, 3));
 }
 
 TEST_CASE("A replica reads no sample of another one", "[runtime][data]") {
   // Two held-out sequences, of tokens 90 to 94 and 95 to 99.
   temporary_file file{counting_file<uint16_t>(100)};
   smp::token_sequences data{
-    file.path(), {.vocabulary = 95, .sequence_length = 4, .batch_size = 2}};
+    file.path(),
+    {.token_size = 2, .vocabulary = 95, .sequence_length = 4, .batch_size = 2}};
   CHECK(data.held_out_batch(0, 1, {0, 2})[1].max().item<int64_t>() == 94);
   CHECK_THAT(message_of([&] {
                data.held_out_batch(0, 1, {1, 2});
@@ -398,11 +399,11 @@ TEST_CASE("A fixed batch has the file's tensors by number, afresh each time",
   auto b = torch::ones({4}, torch::kDouble);
   auto c = torch::arange(8).view({2, 4}).to(torch::kBool);
   tensor_file file{{{"input1", b}, {"input2", c}, {"input0", a}}};
-  smp::fixed_batch data{file.path(), {.microbatches = 2}};
-  CHECK(data.batch_size() == 4);
-  CHECK_FALSE(data.has_held_out());
+  auto data = smp::make_fixed_batch(file.path(), 2);
+  CHECK(data->batch_size() == 4);
+  CHECK_FALSE(data->has_held_out());
   for (uint64_t step : {0, 7}) {
-    auto xs = data.training_batch(step);
+    auto xs = data->training_batch(step);
     REQUIRE(xs.size() == 3);
     CHECK(torch::equal(xs[0], a));
     CHECK(torch::equal(xs[1], b));
@@ -416,9 +417,7 @@ TEST_CASE("A file that is not a batch is refused with tensor and reason",
           "[runtime][data]") {
   auto refused = [](const smp::named_tensors& xs) {
     tensor_file file{xs};
-    auto text = message_of([&] {
-      smp::fixed_batch{file.path(), {.microbatches = 2}};
-    });
+    auto text = message_of([&] { smp::make_fixed_batch(file.path(), 2); });
     CHECK_THAT(text, ContainsSubstring(file.path()));
     return text;
   };
@@ -432,31 +431,6 @@ TEST_CASE("A file that is not a batch is refused with tensor and reason",
   CHECK_THAT(refused({{"input0", x}, {"input1", torch::ones({3})}}),
              ContainsSubstring("dim 0 of input1 is 3, which cannot be divided "
                                "into smp.microbatches = 2"));
-  CHECK_THAT(message_of([] { smp::fixed_batch("/nowhere/x", {}); }),
+  CHECK_THAT(message_of([] { smp::make_fixed_batch("/nowhere/x"); }),
              ContainsSubstring("/nowhere/x"));
-}
-
-// -- synthetic ----------------------------------------------------------------
-
-TEST_CASE("Synthetic tokens walk with one stride per sequence",
-          "[runtime][data]") {
-  smp::synthetic_tokens data{
-    {.vocabulary = 11, .sequence_length = 6, .batch_size = 4, .seed = 3}};
-  auto xs = data.training_batch(2);
-  auto &input = xs.at(0), &target = xs.at(1);
-  REQUIRE(input.sizes() == torch::IntArrayRef{4, 6});
-  CHECK(torch::equal(input.slice(1, 1), target.slice(1, 0, 5)));
-  CHECK(input.min().item<int64_t>() >= 0);
-  CHECK(input.max().item<int64_t>() < 11);
-  auto strides = torch::remainder(target - input, 11);
-  CHECK(torch::equal(strides, strides.slice(1, 0, 1).expand({4, 6})));
-  CHECK(equal(data.training_batch(2), data.training_batch(2)));
-  CHECK_FALSE(equal(data.training_batch(2), data.held_out_batch(2, 4)));
-}
-
-TEST_CASE("Synthetic data without a size is refused", "[runtime][data]") {
-  CHECK_THAT(message_of([] {
-               smp::synthetic_tokens{{.vocabulary = 8, .batch_size = 0}};
-             }),
-             ContainsSubstring("data.batch_size is 0"));
 }

@@ -7,6 +7,7 @@
 #include "runtime/train/models/synthetic.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/plain_gpt.hpp"
 
@@ -207,6 +208,28 @@ TEST_CASE("Synthetic batches are functions of seed and step",
   config.data.shuffle_seed = 2;
   CHECK_FALSE(
     equal(a->training_batch(3), smp::make_data(config)->training_batch(3)));
+}
+
+TEST_CASE("Next tokens walk with one stride per sequence, in parts, too",
+          "[runtime][models]") {
+  auto config = small("gpt");
+  auto data = smp::make_data(config);
+  auto xs = data->training_batch(2);
+  auto &input = xs.at(0), &target = xs.at(1);
+  REQUIRE(input.sizes() == torch::IntArrayRef{8, 8});
+  CHECK(torch::equal(input.slice(1, 1), target.slice(1, 0, 7)));
+  CHECK(input.min().item<int64_t>() >= 0);
+  CHECK(input.max().item<int64_t>() < 24);
+  auto strides = torch::remainder(target - input, 24);
+  CHECK(torch::equal(strides, strides.slice(1, 0, 1).expand({8, 8})));
+  for (uint64_t i = 0; i < 4; ++i)
+    CHECK(torch::equal(data->training_batch(2, {i, 4})[1],
+                       target.slice(0, 2 * static_cast<int64_t>(i),
+                                    2 * static_cast<int64_t>(i) + 2)));
+  config.data.batch_size = 0;
+  CHECK_THAT(smp::test::error_of([&] { smp::make_data(config); },
+                                 smp::error_code::config),
+             Catch::Matchers::ContainsSubstring("data.batch_size is 0"));
 }
 
 TEST_CASE("Masked tokens have a label, all others none", "[runtime][models]") {

@@ -50,7 +50,7 @@ private:
     auto gen = at::make_generator<at::CPUGeneratorImpl>(step + 1);
     auto draw = [&] { return torch::randn({test::batch_size, width}, gen); };
     auto x = draw();
-    return part_of({x, draw()}, part.index, part.count);
+    return part_of({x, draw()}, part);
   }
 
   batch make_held_out(uint64_t, uint64_t, batch_part) const override {
