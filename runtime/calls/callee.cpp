@@ -72,7 +72,7 @@ arrived take_arguments(const running_call& ex, const request& req,
       case remote_tensor::kind::undefined:
         break;
       case remote_tensor::kind::data:
-        t = x.tensor();
+        t = x.content;
         break;
       case remote_tensor::kind::needed:
         t = take_needed(ex, req, x).detach();
@@ -236,7 +236,8 @@ private:
 
   remote_tensor put_travelling(const at::Tensor& t) {
     auto x = materialise(t);
-    return remote_tensor::of(x, map_.shares_state(x));
+    auto snapshot = map_.shares_state(x);
+    return remote_tensor::of(std::move(x), snapshot);
   }
 
   /// The caller may pass it on by name, and may have left the content of an
@@ -397,7 +398,7 @@ void run_graph(running_call& ex, const request& req, const saved_call& saved,
       continue;
     roots.push_back(saved.outputs[i]);
     grads.push_back(x.what == remote_tensor::kind::data
-                      ? x.tensor()
+                      ? x.content
                       : take_needed(ex, req, x));
   }
   for (auto& leaf : saved.leaves)

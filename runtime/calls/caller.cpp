@@ -264,8 +264,8 @@ void outgoing_call::remember(const std::string& kind, const call_reply& reply) {
   next->result = reply.result;
   for (auto& x : results)
     next->tensors.push_back(
-      remote_tensor::foretold(static_cast<at::ScalarType>(x.data.dtype),
-                              x.requires_grad, x.data.shape.size()));
+      remote_tensor::foretold(static_cast<at::ScalarType>(x.meta.dtype),
+                              x.requires_grad, x.meta.shape.size()));
   book_.remember(kind, std::move(next));
 }
 
@@ -304,7 +304,7 @@ outgoing_call::take_results(const call_reply& reply,
           result[i] = std::exchange(from->contents.at(i), {});
           break;
         }
-        auto& meta = x.about();
+        auto& meta = x.meta;
         auto value = std::make_shared<promised_value>(
           ex_.rank(), from, i, result_name(owner_, id, ex_.step(), i), meta,
           taken);

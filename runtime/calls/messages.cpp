@@ -1,32 +1,8 @@
 #include "runtime/calls/messages.hpp"
 
-#include "runtime/values/tensor_bridge.hpp"
-
 namespace smp {
 
 // -- tensors ------------------------------------------------------------------
-
-remote_tensor remote_tensor::of(const at::Tensor& x, bool snapshot) {
-  if (!x.defined())
-    return {};
-  return {kind::data, x.requires_grad(), to_tensor_ref(x, snapshot), 0, {}, {}};
-}
-
-remote_tensor remote_tensor::of(object_id x) {
-  return {kind::object, false, {}, 0, x, {}};
-}
-
-remote_tensor remote_tensor::argument(uint32_t index) {
-  return {kind::argument, false, {}, index, {}, {}};
-}
-
-remote_tensor remote_tensor::parameter(uint32_t index, bool requires_grad) {
-  return {kind::parameter, requires_grad, {}, index, {}, {}};
-}
-
-remote_tensor remote_tensor::needed(uint32_t index, bool requires_grad) {
-  return {kind::needed, requires_grad, {}, index, {}, {}};
-}
 
 remote_tensor remote_tensor::held(const at::Tensor& x) {
   remote_tensor result;
@@ -46,14 +22,6 @@ remote_tensor remote_tensor::foretold(at::ScalarType dtype, bool requires_grad,
   result.meta.dtype = static_cast<uint8_t>(dtype);
   result.meta.shape.assign(dim, -1);
   return result;
-}
-
-at::Tensor remote_tensor::tensor() const {
-  if (what != kind::data)
-    throw error{error_code::protocol,
-                "a message refers to a tensor that it "
-                "should carry"};
-  return to_tensor(data);
 }
 
 // -- reading a part -----------------------------------------------------------

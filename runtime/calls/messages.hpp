@@ -3,14 +3,12 @@
 // The messages about modules and tensors that pipeline ranks exchange, as
 // structs. Each struct has one `inspect`, which both writes and reads it
 // (transport/bytes.hpp): `to_payload(x)` and `from_payload<T>(body, what)`.
-//
-// A message must have the same bytes in every step of an unchanged flow: a
-// replayed step does not send them again (R33).
 
 #include "runtime/base/call_context.hpp"
 #include "runtime/calls/request_kind.hpp"
 #include "runtime/execution/call_streams.hpp"
 #include "runtime/execution/recompute_pass.hpp"
+#include "runtime/values/tensor_bridge.hpp"
 #include "runtime/values/value_codec.hpp"
 #include "transport/bytes.hpp"
 
@@ -32,7 +30,7 @@ namespace smp {
 struct remote_tensor {
   enum class kind : uint8_t {
     undefined, // a gradient that is absent
-    data,      // `data`
+    data,      // `content`
     argument,  // in a reply: the `index`-th argument tensor itself
     parameter, // `index` in the walk of the model; stays with its owner
     object,    // in the result of a step: `object` in its owner's store
@@ -42,22 +40,37 @@ struct remote_tensor {
 
   kind what = kind::undefined;
   bool requires_grad = false;
-  tensor_ref data;
+  at::Tensor content = {};
+  /// Copy the bytes when this is written, see `to_tensor_ref`.
+  bool snapshot = false;
   uint32_t index = 0;
-  object_id object;
-  tensor_meta meta;
+  object_id object = {};
+  /// held; data, once it was read
+  tensor_meta meta = {};
 
   /// Makes an entry that carries `x`; of kind undefined if `x` is undefined.
-  /// @param snapshot copy the bytes, see `to_tensor_ref`
-  static remote_tensor of(const at::Tensor& x, bool snapshot);
+  static remote_tensor of(at::Tensor x, bool snapshot) {
+    if (!x.defined())
+      return {};
+    auto grad = x.requires_grad();
+    return {kind::data, grad, std::move(x), snapshot};
+  }
 
-  static remote_tensor of(object_id x);
+  static remote_tensor of(object_id x) {
+    return {.what = kind::object, .object = x};
+  }
 
-  static remote_tensor argument(uint32_t index);
+  static remote_tensor argument(uint32_t index) {
+    return {.what = kind::argument, .index = index};
+  }
 
-  static remote_tensor parameter(uint32_t index, bool requires_grad = false);
+  static remote_tensor parameter(uint32_t index, bool requires_grad = false) {
+    return {kind::parameter, requires_grad, {}, false, index};
+  }
 
-  static remote_tensor needed(uint32_t index, bool requires_grad);
+  static remote_tensor needed(uint32_t index, bool requires_grad) {
+    return {kind::needed, requires_grad, {}, false, index};
+  }
 
   /// Carries only dtype, sizes and strides of `x`; receivers fetch it by name.
   static remote_tensor held(const at::Tensor& x);
@@ -70,15 +83,6 @@ struct remote_tensor {
   bool travels() const noexcept {
     return what == kind::data || what == kind::needed || what == kind::held;
   }
-
-  /// @returns what an entry of kind data or held says of its tensor.
-  const tensor_meta& about() const noexcept {
-    return what == kind::data ? data : meta;
-  }
-
-  /// @returns the tensor of an entry of kind data.
-  /// @throws error (protocol) if it is of another kind
-  at::Tensor tensor() const;
 };
 
 constexpr remote_tensor::kind last_of(remote_tensor::kind) noexcept {
@@ -114,7 +118,13 @@ bool inspect(Inspector& f, remote_tensor& x) {
     case remote_tensor::kind::undefined:
       return true;
     case remote_tensor::kind::data:
-      return object.fields(f.field("data", x.data));
+      return object.fields(f.field(
+        "data", [&x] { return to_tensor_ref(x.content, x.snapshot); },
+        [&x](const tensor_ref& y) {
+          x.content = to_tensor(y);
+          x.meta = y;
+          return true;
+        }));
     case remote_tensor::kind::argument:
     case remote_tensor::kind::parameter:
     case remote_tensor::kind::needed:

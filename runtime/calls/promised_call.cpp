@@ -110,7 +110,7 @@ void sent_request::take(const call_reply& x) {
   std::vector<tensor_meta> told;
   for (size_t i = 0; i < pushed.size(); ++i) {
     auto& y = x.tensors[i];
-    auto& meta = told.emplace_back(y.about());
+    auto& meta = told.emplace_back(y.meta);
     auto carried = y.what == remote_tensor::kind::data;
     if (waited && y.what == remote_tensor::kind::held && i >= x.named)
       refuse("name of result " + std::to_string(i) + " does not exist");
@@ -124,7 +124,7 @@ void sent_request::take(const call_reply& x) {
     if (std::ranges::any_of(meta.shape, [](auto n) { return n < 0; }))
       refuse("result " + std::to_string(i) + " has no sizes");
     if (carried)
-      contents[i] = y.tensor();
+      contents[i] = y.content;
   }
   reaches = x.reaches;
   std::lock_guard guard{mutex_};

@@ -69,7 +69,7 @@ std::vector<at::Tensor> step_result::resolve() {
   std::vector<at::Tensor> result;
   for (auto& x : entries_) {
     if (!x.tensor.defined() && x.where.what == remote_tensor::kind::data)
-      x.tensor = x.where.tensor();
+      x.tensor = x.where.content;
     if (!x.tensor.defined() && x.where.what == remote_tensor::kind::object) {
       auto rank = rank_.lock();
       if (!rank)

@@ -74,7 +74,7 @@ TEST_CASE("a call asks its owner, and returns what that answers",
   CHECK_FALSE(asked.left);
   CHECK_FALSE(asked.expected);
   REQUIRE(asked.tensors.size() == 2);
-  CHECK(at::equal(asked.tensors[0].tensor(), at::ones({2})));
+  CHECK(at::equal(asked.tensors[0].content, at::ones({2})));
   // A parameter stays with its owner.
   CHECK(asked.tensors[1].what == remote_tensor::kind::parameter);
   CHECK(asked.tensors[1].index == 1);
@@ -185,7 +185,7 @@ TEST_CASE("backward asks for the gradients that its graph needs",
   CHECK_FALSE(asked.promised);
   REQUIRE(asked.gradients.size() == 2);
   CHECK(asked.gradients[0].what == remote_tensor::kind::undefined);
-  CHECK(at::equal(asked.gradients[1].tensor(), at::full({2}, 10.0)));
+  CHECK(at::equal(asked.gradients[1].content, at::full({2}, 10.0)));
   REQUIRE(asked.wanted.size() == 1);
   CHECK(asked.wanted[0].argument == 1);
 }
@@ -292,9 +292,9 @@ TEST_CASE("an argument that is part of a parameter is copied when it is sent",
   weight.detach().fill_(7);
   own.fill_(7);
   auto asked = asked_of(ex.sent[0]);
-  CHECK(at::equal(asked.tensors[0].tensor(), at::full({2}, 2.0)));
+  CHECK(at::equal(asked.tensors[0].content, at::full({2}, 2.0)));
   // Nobody else writes what a body made, so nobody copies it.
-  CHECK(at::equal(asked.tensors[1].tensor(), at::full({2}, 7.0)));
+  CHECK(at::equal(asked.tensors[1].content, at::full({2}, 7.0)));
 }
 
 TEST_CASE("a gradient that nobody waits for is copied when it is sent",
@@ -324,7 +324,7 @@ TEST_CASE("a gradient that nobody waits for is copied when it is sent",
   REQUIRE(ex.sent.size() == 3);
   auto asked = from_payload<backward_request>(ex.sent[2].body, "request");
   REQUIRE(asked.gradients.size() == 1);
-  CHECK(at::equal(asked.gradients[0].tensor(), at::full({2}, 10.0)));
+  CHECK(at::equal(asked.gradients[0].content, at::full({2}, 10.0)));
 }
 
 TEST_CASE("higher derivatives through another rank are refused by name",

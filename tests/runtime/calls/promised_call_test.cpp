@@ -56,8 +56,11 @@ call_reply reply_with(const std::vector<remote_tensor>& tensors) {
   return result;
 }
 
+/// As it is read from a message.
 remote_tensor content(const at::Tensor& x) {
-  return remote_tensor::of(x, true);
+  auto result = remote_tensor::of(x, true);
+  result.meta = to_tensor_ref(x, false);
+  return result;
 }
 
 promise_book& promises_of(lone_rank& rank) {
