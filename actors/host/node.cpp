@@ -155,8 +155,10 @@ void node::begin_step(const run_step& x,
   caf::anon_send(impl_->inbox.server, x);
 }
 
-void node::deliver(rank_id from, message x) {
-  impl_->inbox.deliver(from, std::move(x));
+node::inbox node::make_inbox() const {
+  return [inbox = impl_->inbox](rank_id from, message x) {
+    inbox.deliver(from, std::move(x));
+  };
 }
 
 void node::rank_down(const failure& x) {

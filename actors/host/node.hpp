@@ -54,8 +54,11 @@ public:
   /// @pre no step is running
   void begin_step(const run_step& x, std::function<void(step_report)> done);
 
-  /// Takes a message of kind request, response or control.
-  void deliver(rank_id from, message x);
+  /// Takes messages of kind request, response or control; those that arrive
+  /// after the end of this node are dropped.
+  using inbox = std::function<void(rank_id from, message x)>;
+
+  inbox make_inbox() const;
 
   /// Fails the running step and all waits for `x.rank`, now and later.
   void rank_down(const failure& x);

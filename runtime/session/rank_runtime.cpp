@@ -128,6 +128,7 @@ server_options rank_runtime::options_of_server() {
 
 void rank_runtime::start(const std::vector<std::string>& addresses) {
   node_ = std::make_unique<node>(*host_, options_of_server());
+  server_inbox_ = node_->make_inbox();
   try {
     fabric_->start(addresses, *this);
   } catch (const error&) {
@@ -331,8 +332,7 @@ void rank_runtime::on_message(rank_id from, message x) {
       own_objects_.deliver(from, std::move(x));
       break;
     default:
-      if (std::shared_lock guard{node_mutex_}; node_)
-        node_->deliver(from, std::move(x));
+      server_inbox_(from, std::move(x));
   }
 }
 

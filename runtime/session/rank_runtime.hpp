@@ -222,7 +222,8 @@ private:
   inspection_opener open_inspection_;
   std::optional<noting_waiter> noting_; // while a thread is attached
   std::optional<scoped_waiter> installed_;
-  /// Keeps `node_` alive while a message is handed to it.
+  node::inbox server_inbox_; // from `start` on
+  /// Keeps `node_` alive while it is asked or told something.
   std::shared_mutex node_mutex_;
   std::atomic<bool> leaving_ = false;
   std::atomic<bool> stopped_ = false;

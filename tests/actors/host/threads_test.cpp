@@ -105,7 +105,7 @@ public:
 private:
   struct entry_type : fabric_listener {
     void on_message(rank_id from, message x) override {
-      rank->deliver(from, std::move(x));
+      rank->make_inbox()(from, std::move(x));
     }
 
     void on_peer_lost(const failure& x) override {
@@ -309,7 +309,7 @@ struct telling_listener : fabric_listener {
     if (x.kind == message_kind::exchange)
       arrived();
     else
-      rank->deliver(from, std::move(x));
+      rank->make_inbox()(from, std::move(x));
   }
 
   void on_peer_lost(const failure&) override {

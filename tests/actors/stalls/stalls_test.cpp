@@ -157,7 +157,7 @@ private:
       if (x.kind == message_kind::exchange)
         exchange.deliver(from, std::move(x));
       else
-        actors->deliver(from, std::move(x));
+        actors->make_inbox()(from, std::move(x));
     }
 
     void on_peer_lost(const failure&) override {
