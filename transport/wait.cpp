@@ -91,14 +91,21 @@ reason_of_all(std::vector<std::pair<completion_ptr, wait_reason>> xs) {
 
 namespace {
 
-/// The name of the calling thread, if it must not wait.
-thread_local const char* busy_thread = nullptr;
+/// How the calling thread waits.
+struct waits_of_thread {
+  /// Its name, if it must not wait.
+  const char* busy = nullptr;
+  /// Null: a plain one.
+  waiter* installed = nullptr;
+};
+
+thread_local waits_of_thread waits;
 
 [[noreturn]] void refuse(const wait_reason& why) {
   auto from = why.from ? " from rank " + std::to_string(why.from->value)
                        : std::string{};
   throw error{error_code::unsupported,
-              why.what + from + " is waited for on " + busy_thread
+              why.what + from + " is waited for on " + waits.busy
                 + ", which must not wait: use it on a thread of your own"};
 }
 
@@ -106,7 +113,7 @@ thread_local const char* busy_thread = nullptr;
 class plain_waiter : public waiter {
 public:
   void wait(const completion_ptr& x, const wait_reason& why) override {
-    if (busy_thread != nullptr && !x->done())
+    if (waits.busy != nullptr && !x->done())
       refuse(why);
     // Shared with the callback, which the completion keeps after its call.
     auto done = std::make_shared<wake_up>();
@@ -117,39 +124,36 @@ public:
   }
 };
 
-thread_local waiter* installed = nullptr;
-
 } // namespace
 
 waiter& waiter::current() {
-  thread_local plain_waiter plain;
-  return installed != nullptr ? *installed : plain;
+  static auto& plain = *new plain_waiter; // outlives all threads
+  return waits.installed != nullptr ? *waits.installed : plain;
 }
 
 void refuse_waits(const char* thread) noexcept {
-  busy_thread = thread;
+  waits.busy = thread;
 }
 
 refused_waits::refused_waits(const char* thread) noexcept
-  : waiter_(std::exchange(installed, nullptr)),
-    thread_(std::exchange(busy_thread, thread)) {
+  : waiter_(std::exchange(waits.installed, nullptr)),
+    thread_(std::exchange(waits.busy, thread)) {
   // nop
 }
 
 refused_waits::~refused_waits() {
-  installed = waiter_;
-  busy_thread = thread_;
+  waits = {thread_, waiter_};
 }
 
 // -- scoped_waiter ------------------------------------------------------------
 
 scoped_waiter::scoped_waiter(waiter& x)
-  : previous_(std::exchange(installed, &x)) {
+  : previous_(std::exchange(waits.installed, &x)) {
   // nop
 }
 
 scoped_waiter::~scoped_waiter() {
-  installed = previous_;
+  waits.installed = previous_;
 }
 
 } // namespace smp

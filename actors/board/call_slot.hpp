@@ -33,11 +33,6 @@ public:
     return calls_.load(relaxed);
   }
 
-  /// @returns the slot of the calling thread's execution, or null.
-  static call_slot* current() noexcept;
-
-  static void set_current(call_slot* x) noexcept;
-
 private:
   static constexpr auto relaxed = std::memory_order_relaxed;
 

@@ -7,8 +7,6 @@ namespace smp {
 
 namespace {
 
-thread_local call_slot* current_slot = nullptr;
-
 double seconds_since(rank_board::clock::time_point x) {
   return std::chrono::duration<double>(rank_board::clock::now() - x).count();
 }
@@ -27,16 +25,6 @@ bool is_answer(const wait_reason& x) {
 }
 
 } // namespace
-
-// -- slots --------------------------------------------------------------------
-
-call_slot* call_slot::current() noexcept {
-  return current_slot;
-}
-
-void call_slot::set_current(call_slot* x) noexcept {
-  current_slot = x;
-}
 
 // -- names --------------------------------------------------------------------
 

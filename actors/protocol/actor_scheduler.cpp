@@ -10,19 +10,22 @@ namespace {
 /// thread that runs actors on the side soon has other work.
 constexpr size_t messages_per_run = 16;
 
-/// The scope that collects the actors that this thread makes ready.
-thread_local run_here* gathering = nullptr;
+struct scope_of_thread {
+  /// Collects the actors that this thread makes ready.
+  run_here* gathering = nullptr;
+  /// True while this thread runs the actors of a scope.
+  bool running = false;
+};
 
-/// True while this thread runs the actors of a scope.
-thread_local bool running = false;
+thread_local scope_of_thread scope;
 
 } // namespace
 
 // -- scheduler ----------------------------------------------------------------
 
 void actor_scheduler::enqueue(caf::resumable* job) {
-  if (gathering != nullptr)
-    gathering->ready_.emplace_back(this, job);
+  if (scope.gathering != nullptr)
+    scope.gathering->ready_.emplace_back(this, job);
   else
     super::enqueue(job);
 }
@@ -42,20 +45,20 @@ void actor_scheduler::run(caf::resumable* job) {
 
 // -- scope --------------------------------------------------------------------
 
-run_here::run_here() noexcept : outermost_(gathering == nullptr && !running) {
+run_here::run_here() noexcept
+  : outermost_(scope.gathering == nullptr && !scope.running) {
   if (outermost_)
-    gathering = this;
+    scope.gathering = this;
 }
 
 run_here::~run_here() {
   if (!outermost_)
     return;
-  gathering = nullptr;
-  running = true;
+  scope = {nullptr, true};
   refused_waits handling{"a thread of the actors"};
   for (auto& [scheduler, job] : ready_)
     scheduler->run(job);
-  running = false;
+  scope.running = false;
 }
 
 } // namespace smp

@@ -2,6 +2,7 @@
 
 #include "actors/board/call_slot.hpp"
 #include "actors/board/rank_board.hpp"
+#include "runtime/base/here.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/collectives/current_rank.hpp"
 #include "runtime/collectives/parking_waiter.hpp"
@@ -77,7 +78,7 @@ public:
               "tensor_parallel.modules"
             : "the batches of ranks that compute together have to have "
               "the same sizes";
-      auto* slot = call_slot::current();
+      auto* slot = here::of_thread().slot;
       call_.place = slot && slot->module() != call_slot::none
                       ? rank_.board().path_of(module_id{slot->module()})
                       : ex->module_path();

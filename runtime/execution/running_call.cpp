@@ -1,21 +1,16 @@
 #include "runtime/execution/running_call.hpp"
 
+#include "runtime/base/here.hpp"
 #include "runtime/base/rank_context.hpp"
 
 namespace smp {
 
-namespace {
-
-thread_local running_call* current_execution = nullptr;
-
-} // namespace
-
 running_call* running_call::current() noexcept {
-  return current_execution;
+  return smp::here::of_thread().call;
 }
 
 void running_call::set_current(running_call* x) noexcept {
-  current_execution = x;
+  smp::here::of_thread().call = x;
 }
 
 void running_call::begin(const request& x, uint64_t seed) {

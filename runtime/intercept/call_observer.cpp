@@ -1,8 +1,10 @@
 #include "runtime/intercept/call_observer.hpp"
 
+#include "runtime/base/here.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -14,10 +16,8 @@ namespace {
 /// (R52).
 class observing final : public call_interceptor {
 public:
-  call_observer* observer = nullptr;
-
   void enter(const intercepted_call&) override {
-    calls_.push_back(nullptr);
+    here::of_thread().observed.push_back(nullptr);
   }
 
   bool looks() const noexcept override {
@@ -28,49 +28,50 @@ public:
                  std::span<const at::Tensor> xs) override {
     auto* ex = running_call::current();
     auto again = ex && ex->pass().what == recompute_pass::kind::again;
-    if (again || innermost() == object)
+    auto& place = here::of_thread();
+    if (again || innermost(place.observed) == object)
       return;
-    observer->begin(object, xs);
-    calls_.back() = object;
+    place.observer->begin(object, xs);
+    place.observed.back() = object;
   }
 
   void results(const intercepted_call&,
                std::span<const at::Tensor> xs) override {
-    if (auto* object = std::exchange(calls_.back(), nullptr))
-      observer->end(object, xs);
+    auto& place = here::of_thread();
+    if (auto* object = std::exchange(place.observed.back(), nullptr))
+      place.observer->end(object, xs);
   }
 
   void leave(const intercepted_call&, bool) override {
-    auto* object = calls_.back();
-    calls_.pop_back();
+    auto& place = here::of_thread();
+    auto* object = place.observed.back();
+    place.observed.pop_back();
     if (object != nullptr)
-      observer->fail(object); // it has no results
+      place.observer->fail(object); // it has no results
   }
 
 private:
-  const void* innermost() const noexcept {
-    for (auto i = calls_.rbegin(); i != calls_.rend(); ++i)
+  static const void* innermost(const std::vector<const void*>& calls) noexcept {
+    for (auto i = calls.rbegin(); i != calls.rend(); ++i)
       if (*i != nullptr)
         return *i;
     return nullptr;
   }
-
-  std::vector<const void*> calls_; // null: not reported
 };
 
-thread_local observing of_thread;
+observing observes;
 
 } // namespace
 
 call_observer::~call_observer() = default;
 
 call_observer* call_observer::current() noexcept {
-  return of_thread.observer;
+  return here::of_thread().observer;
 }
 
 void call_observer::set_current(call_observer* x) noexcept {
-  of_thread.observer = x;
-  set_interceptor(interceptor::observe, x ? &of_thread : nullptr);
+  here::of_thread().observer = x;
+  set_interceptor(interceptor::observe, x ? &observes : nullptr);
 }
 
 } // namespace smp

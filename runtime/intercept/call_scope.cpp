@@ -7,12 +7,6 @@
 
 namespace smp {
 
-namespace {
-
-thread_local std::array<call_interceptor*, num_interceptors> installed = {};
-
-} // namespace
-
 call_interceptor::~call_interceptor() = default;
 
 std::optional<invocation> call_interceptor::around(const packed_call&,
@@ -26,16 +20,16 @@ call_interceptor::keep(const std::vector<at::Tensor>&) {
 }
 
 void set_interceptor(interceptor place, call_interceptor* x) noexcept {
-  installed[static_cast<size_t>(place)] = x;
+  here::of_thread().interceptors[static_cast<size_t>(place)] = x;
 }
 
 call_interceptor* interceptor_at(size_t place) noexcept {
-  return installed[place];
+  return here::of_thread().interceptors[place];
 }
 
 std::unique_ptr<offloaded_tensors>
 keep_for_backward(const std::vector<at::Tensor>& xs) {
-  for (auto* x : installed)
+  for (auto* x : here::of_thread().interceptors)
     if (auto kept = x ? x->keep(xs) : nullptr)
       return kept;
   return nullptr;
@@ -43,6 +37,7 @@ keep_for_backward(const std::vector<at::Tensor>& xs) {
 
 call_scope::call_scope(const intercepted_call& x)
   : call_(x), exceptions_(std::uncaught_exceptions()) {
+  auto& installed = here::of_thread().interceptors;
   try {
     for (size_t i = 0; i < num_interceptors; ++i)
       if (auto* y = installed[i]) {

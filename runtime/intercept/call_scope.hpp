@@ -3,6 +3,7 @@
 // Everything that happens around module calls is in one place, in one order,
 // for torch::nn, Sequential and TorchScript alike.
 
+#include "runtime/base/here.hpp"
 #include "transport/ids.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -87,7 +88,8 @@ public:
   keep(const std::vector<at::Tensor>& xs);
 };
 
-/// The interceptors of a call, from the outermost to the innermost.
+/// The interceptors of a call, from the outermost to the innermost;
+/// `num_interceptors` in all.
 enum class interceptor : uint8_t {
   order,     // waits for the turn of the microbatch
   numbers,   // swaps random streams
@@ -98,8 +100,6 @@ enum class interceptor : uint8_t {
   observe,   // informs call observers
   activity,  // records what the rank executes, for stall reports
 };
-
-inline constexpr size_t num_interceptors = 8;
 
 /// Makes `x` intercept the calls of the calling thread; null: none.
 void set_interceptor(interceptor place, call_interceptor* x) noexcept;

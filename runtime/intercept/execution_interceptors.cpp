@@ -2,6 +2,7 @@
 
 #include "actors/board/call_slot.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
+#include "runtime/base/here.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
@@ -122,7 +123,7 @@ public:
 private:
   /// A served request is already on the board, as a whole.
   static call_slot* slot_of(const intercepted_call& x) {
-    return x.module && (!x.served || x.part) ? call_slot::current() : nullptr;
+    return x.module && (!x.served || x.part) ? here::of_thread().slot : nullptr;
   }
 };
 

@@ -1,5 +1,7 @@
 #include "runtime/intercept/result_tracker.hpp"
 
+#include "runtime/base/here.hpp"
+
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -7,8 +9,6 @@
 namespace smp {
 
 namespace {
-
-thread_local result_tracker* current_tracker = nullptr;
 
 using recorded_values = c10::ArrayRef<const c10::IValue>;
 
@@ -66,7 +66,7 @@ struct result_tracker::sum : at::ObserverContext {
 result_tracker::result_tracker(std::vector<module_trace>& found,
                                std::function<std::optional<module_id>()> where)
   : found_(found), where_(std::move(where)) {
-  current_tracker = this;
+  here::of_thread().tracker = this;
   at::RecordFunctionCallback callback{&on_begin, &on_end};
   callback.needsInputs(true).needsOutputs(true).scopes(
     {at::RecordScope::FUNCTION});
@@ -75,7 +75,7 @@ result_tracker::result_tracker(std::vector<module_trace>& found,
 
 result_tracker::~result_tracker() {
   at::removeCallback(handle_);
-  current_tracker = nullptr;
+  here::of_thread().tracker = nullptr;
 }
 
 void result_tracker::returned(module_id module, module_id caller,
@@ -134,7 +134,7 @@ result_tracker::operands(const at::RecordFunction& f, module_id caller) {
 
 std::unique_ptr<at::ObserverContext>
 result_tracker::on_begin(const at::RecordFunction& f) {
-  auto* x = current_tracker;
+  auto* x = here::of_thread().tracker;
   auto caller = x ? x->where_() : std::nullopt;
   if (!caller)
     return nullptr;
@@ -154,7 +154,7 @@ result_tracker::on_begin(const at::RecordFunction& f) {
 
 void result_tracker::on_end(const at::RecordFunction& f,
                             at::ObserverContext* context) {
-  auto* x = current_tracker;
+  auto* x = here::of_thread().tracker;
   auto* made = static_cast<sum*>(context);
   if (x == nullptr || made == nullptr)
     return;

@@ -1,6 +1,7 @@
 #include "runtime/intercept/shared_call.hpp"
 
 #include "actors/board/call_slot.hpp"
+#include "runtime/base/here.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "tp/distributed_module.hpp"
@@ -26,7 +27,7 @@ namespace {
 class shown_module {
 public:
   explicit shown_module(std::optional<module_id> x)
-    : slot_(x ? call_slot::current() : nullptr) {
+    : slot_(x ? here::of_thread().slot : nullptr) {
     if (slot_)
       slot_->enter(*x);
   }

@@ -27,8 +27,6 @@ namespace {
 
 using clock = tracer::clock;
 
-thread_local tracer* current_tracer = nullptr;
-
 double seconds(clock::duration x) {
   return std::chrono::duration<double>(x).count();
 }
@@ -284,14 +282,12 @@ tracer::tracer(const walked_model& model, const trace_options& options,
   if (options.memory)
     memory_ = std::make_unique<memory_meter>(model);
   track_results(true);
-  current_tracer = this;
   set_interceptor(interceptor::trace, this);
   // Computation of the step outside of modules belongs to the root.
   enter(module_id{0});
 }
 
 tracer::~tracer() {
-  current_tracer = nullptr;
   set_interceptor(interceptor::trace, nullptr);
 }
 
@@ -300,7 +296,8 @@ void tracer::restore() {
 }
 
 tracer* tracer::current() noexcept {
-  return current_tracer;
+  auto place = static_cast<size_t>(interceptor::trace);
+  return static_cast<tracer*>(interceptor_at(place));
 }
 
 at::Tensor tracer::input(const at::Tensor& x) const {

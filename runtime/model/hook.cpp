@@ -6,8 +6,13 @@ namespace smp {
 
 namespace {
 
-thread_local std::optional<uint32_t> innermost;
-thread_local std::optional<sharing_mark> innermost_sharing;
+/// What the innermost scopes of this thread set.
+struct innermost_scopes {
+  std::optional<uint32_t> pp_rank;
+  std::optional<sharing_mark> sharing;
+};
+
+thread_local innermost_scopes innermost;
 
 } // namespace
 
@@ -24,33 +29,34 @@ sharing_mark make_sharing_mark(bool enabled, const tensor_parallel_config& x) {
   return {true, x.optimize == "memory"};
 }
 
-partition_scope::partition_scope(uint32_t pp_rank) : previous_(innermost) {
-  innermost = pp_rank;
+partition_scope::partition_scope(uint32_t pp_rank)
+  : previous_(innermost.pp_rank) {
+  innermost.pp_rank = pp_rank;
 }
 
 partition_scope::~partition_scope() {
-  innermost = previous_;
+  innermost.pp_rank = previous_;
 }
 
 std::optional<uint32_t> partition_scope::current() noexcept {
-  return innermost;
+  return innermost.pp_rank;
 }
 
 tensor_parallelism_scope::tensor_parallelism_scope(
   bool enabled, const tensor_parallel_config& x)
-  : previous_(innermost_sharing) {
+  : previous_(innermost.sharing) {
   auto mark = make_sharing_mark(enabled, x);
   if (!mark.saves_memory && previous_)
     mark.saves_memory = previous_->saves_memory;
-  innermost_sharing = mark;
+  innermost.sharing = mark;
 }
 
 tensor_parallelism_scope::~tensor_parallelism_scope() {
-  innermost_sharing = previous_;
+  innermost.sharing = previous_;
 }
 
 std::optional<sharing_mark> tensor_parallelism_scope::current() noexcept {
-  return innermost_sharing;
+  return innermost.sharing;
 }
 
 } // namespace smp

@@ -187,32 +187,6 @@ uint64_t signature(size_t function, const packer& arguments) {
 
 namespace {
 
-/// Gives the running body of this thread access to its step's comparison.
-class scoped_forms {
-public:
-  explicit scoped_forms(form_comparison& x)
-    : before_(std::exchange(current_, &x)) {
-    // nop
-  }
-
-  ~scoped_forms() {
-    current_ = before_;
-  }
-
-  scoped_forms(const scoped_forms&) = delete;
-  scoped_forms& operator=(const scoped_forms&) = delete;
-
-  static form_comparison& current() {
-    return *current_;
-  }
-
-private:
-  static thread_local form_comparison* current_;
-  form_comparison* before_;
-};
-
-thread_local form_comparison* scoped_forms::current_ = nullptr;
-
 /// Tells whether tensor-parallel ranks share modules of the model.
 bool shares_modules() {
   auto& state = session::current().internals().state();
@@ -246,11 +220,11 @@ bool compares_samples() {
          && (session::current().config().prescaled_batch || shares_modules());
 }
 
-void compare_samples(const packer& arguments) {
+void compare_samples(const packer& arguments, form_comparison& compared) {
   if (session::current().config().prescaled_batch)
     compare_numbers(arguments);
   else
-    scoped_forms::current().run(arguments);
+    compared.run(arguments);
 }
 
 std::function<bool()> written_since(const std::vector<at::Tensor>& xs) {
@@ -286,8 +260,7 @@ void compare_updates(const rank_runtime& rank, uint64_t first) {
 } // namespace
 
 std::vector<std::shared_ptr<step_result>>
-run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
-         bool detach) {
+run_step(const step_call& x, const step_code& body, bool detach) {
   if (x.microbatches == 0)
     throw error{error_code::config, "a step of 0 microbatches"};
   auto& rank = session::current().internals();
@@ -295,8 +268,7 @@ run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
   form_comparison compared;
   auto run = [&](uint64_t index) {
     packer tensors;
-    scoped_forms forms{compared};
-    auto result = body(tensors, index);
+    auto result = body(tensors, index, compared);
     if (tracer::current())
       return payload{};
     if (!detach)

@@ -31,15 +31,20 @@ struct step_options {
   bool no_rerun = false;
 };
 
+class form_comparison;
+
 namespace detail {
+
+/// @param compared for `compare_samples`
+using step_code = std::function<value(packer&, uint64_t microbatch,
+                                      form_comparison& compared)>;
 
 /// Runs one step of the current session; see `step_runner::run_step`.
 /// @param body may be empty on ranks other than pp_rank 0
 /// @param detach false: results keep their graph on pp_rank 0
 /// @returns null entries for results of void bodies
 std::vector<std::shared_ptr<step_result>>
-run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
-         bool detach);
+run_step(const step_call& x, const step_code& body, bool detach);
 
 /// See `step_runner::skip_step`.
 void skip_step();
@@ -69,7 +74,7 @@ bool compares_samples();
 /// tensor-parallel group, which must be equal (R58): sizes, types and a sample
 /// of evenly spaced numbers. Inside a step body.
 /// @throws error (user_code) naming the ranks
-void compare_samples(const packer& arguments);
+void compare_samples(const packer& arguments, form_comparison& compared);
 
 /// @param count number of arguments of the step
 /// @throws error (config) if the options name an argument that it does not
@@ -135,13 +140,14 @@ private:
     detail::check_positions(options_, sizeof...(Ts));
     auto n = options_.microbatches.value_or(
       session::current().config().microbatches);
-    auto body = [&](packer& out, [[maybe_unused]] uint64_t index) -> value {
+    auto body = [&](packer& out, [[maybe_unused]] uint64_t index,
+                    form_comparison& compared) -> value {
       std::tuple<Ts...> parts{
         detail::split_argument<Ts>(xs, options_, Is, n, index)...};
       if (detail::compares_samples()) {
         packer arguments;
         put_all(arguments, std::get<Is>(parts)...);
-        detail::compare_samples(arguments);
+        detail::compare_samples(arguments, compared);
       }
       if constexpr (std::is_void_v<result>) {
         f_(std::get<Is>(parts)...);

@@ -1,6 +1,5 @@
 #include "runtime/step/executor_thread.hpp"
 
-#include "actors/board/call_slot.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/base/script_error_text.hpp"
 #include "runtime/calls/callee.hpp"
@@ -11,7 +10,6 @@
 #include "runtime/step/step_runner.hpp"
 #include "tp/tensor_group.hpp"
 
-#include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 
@@ -76,17 +74,15 @@ void executor_thread::switch_out() {
     std::chrono::duration_cast<std::chrono::nanoseconds>(ran).count());
   call_.states().suspend();
   call_.streams().suspend();
+  set_aside();
 }
 
 void executor_thread::pause() {
-  // Handlers that run on this thread meanwhile belong to no execution.
-  at::ThreadLocalStateGuard plain{plain_state()};
-  running_call::set_current(nullptr);
   messages_.park(wake_);
-  running_call::set_current(&call_);
 }
 
 void executor_thread::switch_in(const failure& why) {
+  take_back();
   call_.streams().resume();
   call_.states().resume();
   since_ = std::chrono::steady_clock::now();
@@ -109,35 +105,46 @@ void executor_thread::run() {
   // GPU autograd's own device thread is shared by all microbatches (R9).
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   plain_state();
-  rank_context::set_current(&rank_);
   auto* peers = rank_.tensor_peers();
   tensor_group::set_current(peers ? peers : &tensor_group::lone());
+  rank_context::set_current(&rank_);
   running_call::set_current(&call_);
   intercept_execution();
   scoped_waiter parking{*this};
+  set_aside();
   // One wake-up announces the end; a call that unwinds may have consumed it.
   while (!closing()) {
     pause();
     if (closing())
       break;
+    take_back();
     auto result = execute(take_request());
     call_.end();
-    call_slot::set_current(nullptr);
     switch_out();
     finish(std::move(result));
   }
-  running_call::set_current(nullptr);
+  take_back();
+  here::of_thread() = {};
   tensor_group::set_current(nullptr);
-  rank_context::set_current(nullptr);
+}
+
+// Handlers that run on this thread meanwhile belong to no execution.
+void executor_thread::set_aside() {
+  here_ = std::exchange(here::of_thread(), {});
+  plain_.emplace(plain_state());
+}
+
+void executor_thread::take_back() {
+  plain_.reset();
+  here::of_thread() = std::exchange(here_, {});
 }
 
 outcome executor_thread::execute(request x) {
   since_ = std::chrono::steady_clock::now();
+  // The state of the context keeps it until the execution ends.
+  here::of_thread().slot = look().slot.get();
   call_.begin(x, seed_of(rank_, rank_.drawn_step(), x.microbatch));
   call_observer::set_current(rank_.observer());
-  // Kept while calls of this execution may write to it.
-  auto slot = look().slot;
-  call_slot::set_current(slot.get());
   std::string text;
   try {
     auto body = answer(x);

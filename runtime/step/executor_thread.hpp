@@ -1,10 +1,13 @@
 #pragma once
 
 #include "actors/server/executor.hpp"
+#include "runtime/base/here.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "transport/fabric.hpp"
 #include "transport/wait.hpp"
 #include "transport/wake_up.hpp"
+
+#include <ATen/ThreadLocalState.h>
 
 #include <chrono>
 #include <optional>
@@ -48,12 +51,17 @@ private:
   /// @throws any exception of the user's code
   payload answer(const request& x);
   failure cancelled() const;
+  void set_aside();
+  void take_back();
 
   const rank_context& rank_;
   fabric& messages_;
   const step_runner& steps_;
   running_call call_;
   std::chrono::steady_clock::time_point since_;
+  /// What belongs to the execution while its thread serves others.
+  here here_;
+  std::optional<at::ThreadLocalStateGuard> plain_;
   /// A counting wake-up: the end may arrive before the last one is consumed.
   pollable_wake_up wake_;
   std::thread thread_;

@@ -1,5 +1,6 @@
 #include "runtime/intercept/script/script_calls.hpp"
 
+#include "runtime/base/here.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
@@ -280,9 +281,7 @@ c10::IValue run_body(call_scope& call, const place* where,
 // -- operations ---------------------------------------------------------------
 
 /// The interpreter reduces an exception to its text. The first error of an
-/// execution is kept in the execution (R6), that of other code here.
-thread_local failure lost_error;
-
+/// execution is kept in the execution (R6), that of other code by the thread.
 template <class F>
 void keep_error(F&& f) {
   try {
@@ -291,8 +290,8 @@ void keep_error(F&& f) {
     auto x = err.cause();
     if (auto* ex = running_call::current()) {
       ex->keep_error(ex->here(std::move(x)));
-    } else if (!lost_error) {
-      lost_error = x;
+    } else if (auto& first = here::of_thread().first_error; !first) {
+      first = x;
     }
     throw;
   }
@@ -504,11 +503,11 @@ c10::IValue run_method(const script_object& self, const std::string& method,
   if (!f)
     throw error{error_code::config, "the model has no method '" + method + "'"};
   args.insert(args.begin(), self);
-  lost_error = {};
+  here::of_thread().first_error = {};
   try {
     return (*f)(std::move(args));
   } catch (const std::exception& err) {
-    if (auto x = std::exchange(lost_error, {}))
+    if (auto x = std::exchange(here::of_thread().first_error, {}))
       throw error{x};
     if (auto* ex = running_call::current(); ex && ex->first_error())
       throw error{ex->first_error()};
