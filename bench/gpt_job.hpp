@@ -189,8 +189,8 @@ inline session_config setup_of(const task& x, const arguments& args) {
   return result;
 }
 
-inline gpt_config model_of(const gpt_sizes& x) {
-  gpt_config result;
+inline model_sizes model_of(const gpt_sizes& x) {
+  model_sizes result;
   result.vocabulary = x.vocabulary;
   result.sequence_length = x.length;
   result.layers = x.layers;

@@ -230,7 +230,7 @@ void train(const arguments& args, M model, at::Tensor input,
 
 /// A GPT whose blocks are placed by `place`.
 void run_gpt(const arguments& args, const std::vector<uint32_t>& place) {
-  gpt_config config;
+  model_sizes config;
   config.layers = static_cast<int64_t>(place.size());
   gpt model{config};
   for (size_t i = 0; i < place.size(); ++i)

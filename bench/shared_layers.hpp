@@ -80,7 +80,7 @@ private:
 
 /// Nothing but layers.
 struct tower_impl : torch::nn::Module {
-  explicit tower_impl(const gpt_config& x) {
+  explicit tower_impl(const model_sizes& x) {
     for (int64_t i = 0; i < x.layers; ++i)
       h->push_back(gpt_block(x, i));
     register_module("h", h);

@@ -139,12 +139,12 @@ std::set<uint64_t> ncf_predicted(const arguments& args) {
   return {ncf_peers(args), ncf_of_paper};
 }
 
-ncf_config ncf_sizes(const arguments& args) {
+model_sizes ncf_sizes(const arguments& args) {
   // The widths of the paper: 64 for the product, 512 for the network.
-  return {.users = args.number("users", ncf_users),
-          .items = args.number("items", 1792),
-          .layers = 4,
-          .width = 64};
+  return {.layers = 4,
+          .width = 64,
+          .users = args.number("users", ncf_users),
+          .items = args.number("items", 1792)};
 }
 
 /// Bytes that a rank sends in a step for tables `width` wide together and for
@@ -423,7 +423,7 @@ double available_memory() {
 
 /// The memory of all ranks together, which hold the tables and their gradients
 /// once, as one process alone does.
-double needed_memory(const ncf_config& x, uint64_t ranks) {
+double needed_memory(const model_sizes& x, uint64_t ranks) {
   constexpr double process = 512e6;
   const auto width = x.width * (1 + (int64_t{1} << (x.layers - 1)));
   const auto tables = static_cast<double>((x.users + x.items) * width)

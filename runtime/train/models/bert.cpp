@@ -18,22 +18,14 @@ namespace {
 /// Standard deviation of all weights (BERT).
 constexpr double weight_std = 0.02;
 
-torch::nn::LayerNormOptions norm_options(const bert_config& x) {
-  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
-}
-
-int64_t inner_width(const bert_config& x) {
-  return x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
-}
-
-int64_t position_rows(const bert_config& x) {
-  return x.sequence_length + (x.positions_skip_padding ? x.padding + 1 : 0);
-}
-
-/// RoBERTa also leaves the position embedding of padding untrained.
-torch::nn::EmbeddingOptions position_options(const bert_config& x) {
-  torch::nn::EmbeddingOptions result{position_rows(x), x.width};
-  return x.positions_skip_padding ? result.padding_idx(x.padding) : result;
+/// RoBERTa counts positions from padding + 1 on, and leaves the position
+/// embedding of padding untrained, too.
+torch::nn::EmbeddingOptions position_options(const model_sizes& x,
+                                             bool is_roberta, int64_t padding) {
+  if (!is_roberta)
+    return {x.sequence_length, x.width};
+  return torch::nn::EmbeddingOptions(x.sequence_length + padding + 1, x.width)
+    .padding_idx(padding);
 }
 
 /// Normal, with 0 in the row of padding.
@@ -43,12 +35,6 @@ void init_embedding(torch::nn::EmbeddingImpl& x) {
     torch::NoGradGuard no_grad;
     x.weight[*row].zero_();
   }
-}
-
-submodule<torch::nn::Linear> make_linear(int64_t in, int64_t out) {
-  submodule<torch::nn::Linear> result{in, out};
-  init_linear(*result, weight_std);
-  return result;
 }
 
 /// What tensor-parallel ranks need to share a layer as a whole.
@@ -82,19 +68,10 @@ transformer_layer_options options_of_bert_layer(const bert_layer_impl& x) {
   options_of_bert_layer);
 
 /// The weight of the last layer: the embedding's, or one of its own.
-torch::Tensor decoder_weight(const bert_config& x,
+torch::Tensor decoder_weight(const model_sizes& x,
                              const torch::Tensor& word_embeddings) {
   return x.tied ? word_embeddings
                 : normal_tensor({x.vocabulary, x.width}, weight_std);
-}
-
-/// @returns the loss of `labels`, from the head or from its logits
-/// @param x the output of the body
-template <class Head>
-torch::Tensor loss_of(Head& head, bool in_head, const torch::Tensor& x,
-                      const torch::Tensor& labels) {
-  return in_head ? head(x, std::optional{labels})
-                 : token_loss(head(x, std::nullopt), labels);
 }
 
 /// @returns the last layer's loss for `x` or, without labels, its logits
@@ -103,36 +80,17 @@ torch::Tensor decoded(language_head& decoder, const torch::Tensor& x,
   return labels ? decoder.loss(x, *labels) : decoder.logits(x);
 }
 
-/// Fills in optional tensors.
-template <class Body>
-torch::Tensor run_body(Body& body, const torch::Tensor& tokens,
-                       torch::Tensor mask, torch::Tensor segments) {
-  if (!mask.defined())
-    mask = torch::ones_like(tokens);
-  if (!segments.defined())
-    segments = torch::zeros_like(tokens);
-  return body(tokens, mask, segments);
-}
-
 } // namespace
-
-void validate(const bert_config& x) {
-  require_positive("model.vocabulary", x.vocabulary);
-  require_positive("model.sequence_length", x.sequence_length);
-  require_positive("model.layers", x.layers);
-  require_positive("model.segments", x.segments);
-  require_heads(x.width, x.heads);
-  require_probability("model.dropout", x.dropout);
-}
 
 // -- embeddings ---------------------------------------------------------------
 
-bert_embeddings_impl::bert_embeddings_impl(const bert_config& x)
-  : padding(x.padding),
-    positions_skip_padding(x.positions_skip_padding),
-    word_embeddings(torch::nn::EmbeddingOptions(x.vocabulary, x.width)
-                      .padding_idx(x.padding)),
-    position_embeddings(position_options(x)),
+bert_embeddings_impl::bert_embeddings_impl(const model_sizes& x,
+                                           bool is_roberta)
+  : is_roberta(is_roberta),
+    padding(is_roberta ? 1 : 0),
+    word_embeddings(
+      torch::nn::EmbeddingOptions(x.vocabulary, x.width).padding_idx(padding)),
+    position_embeddings(position_options(x, is_roberta, padding)),
     token_type_embeddings(x.segments, x.width),
     norm(norm_options(x)),
     dropout(x.dropout) {
@@ -149,7 +107,7 @@ bert_embeddings_impl::bert_embeddings_impl(const bert_config& x)
 torch::Tensor bert_embeddings_impl::forward(torch::Tensor tokens,
                                             torch::Tensor segments) {
   auto positions = torch::arange(tokens.size(1), tokens.options());
-  if (positions_skip_padding) {
+  if (is_roberta) {
     auto real = tokens.ne(padding).to(torch::kLong);
     positions = real.cumsum(1) * real + padding;
   }
@@ -160,12 +118,12 @@ torch::Tensor bert_embeddings_impl::forward(torch::Tensor tokens,
 
 // -- a layer ------------------------------------------------------------------
 
-bert_self_attention_impl::bert_self_attention_impl(const bert_config& x)
+bert_self_attention_impl::bert_self_attention_impl(const model_sizes& x)
   : heads(x.heads),
     dropout(x.dropout),
-    query(make_linear(x.width, x.width)),
-    key(make_linear(x.width, x.width)),
-    value(make_linear(x.width, x.width)) {
+    query(make_linear(x.width, x.width, weight_std)),
+    key(make_linear(x.width, x.width, weight_std)),
+    value(make_linear(x.width, x.width, weight_std)) {
   register_module("query", query);
   register_module("key", key);
   register_module("value", value);
@@ -181,8 +139,8 @@ torch::Tensor bert_self_attention_impl::forward(torch::Tensor x,
     attend(q, k, v, bias, scale, is_training() ? dropout : 0.0));
 }
 
-bert_output_impl::bert_output_impl(const bert_config& x, int64_t inner)
-  : dense(make_linear(inner, x.width)),
+bert_output_impl::bert_output_impl(const model_sizes& x, int64_t inner)
+  : dense(make_linear(inner, x.width, weight_std)),
     norm(norm_options(x)),
     dropout(x.dropout) {
   register_module("dense", dense);
@@ -195,7 +153,7 @@ torch::Tensor bert_output_impl::forward(torch::Tensor x,
   return norm(dropout(dense(x)) + residual);
 }
 
-bert_attention_impl::bert_attention_impl(const bert_config& x)
+bert_attention_impl::bert_attention_impl(const model_sizes& x)
   : attention(x), output(x, x.width) {
   register_module("self", attention);
   register_module("output", output);
@@ -206,8 +164,8 @@ torch::Tensor bert_attention_impl::forward(torch::Tensor x,
   return output(attention(x, bias), x);
 }
 
-bert_intermediate_impl::bert_intermediate_impl(const bert_config& x)
-  : dense(make_linear(x.width, inner_width(x))) {
+bert_intermediate_impl::bert_intermediate_impl(const model_sizes& x)
+  : dense(make_linear(x.width, inner_width(x), weight_std)) {
   register_module("dense", dense);
 }
 
@@ -215,7 +173,7 @@ torch::Tensor bert_intermediate_impl::forward(torch::Tensor x) {
   return torch::nn::functional::gelu(dense(x));
 }
 
-bert_layer_impl::bert_layer_impl(const bert_config& x)
+bert_layer_impl::bert_layer_impl(const model_sizes& x)
   : attention(x), intermediate(x), output(x, inner_width(x)) {
   register_module("attention", attention);
   register_module("intermediate", intermediate);
@@ -231,7 +189,7 @@ bert_layer_impl::forward(std::tuple<torch::Tensor, torch::Tensor> x) {
 
 // -- body ---------------------------------------------------------------------
 
-bert_encoder_impl::bert_encoder_impl(const bert_config& x) {
+bert_encoder_impl::bert_encoder_impl(const model_sizes& x) {
   for (int64_t i = 0; i < x.layers; ++i)
     layer->push_back(bert_layer(x));
   register_module("layer", layer);
@@ -242,8 +200,8 @@ torch::Tensor bert_encoder_impl::forward(torch::Tensor x, torch::Tensor bias) {
   return std::get<0>(nn::run_in_row<states>(layer, states{x, bias}));
 }
 
-bert_body_impl::bert_body_impl(const bert_config& x)
-  : embeddings(x), encoder(x) {
+bert_body_impl::bert_body_impl(const model_sizes& x, bool is_roberta)
+  : embeddings(x, is_roberta), encoder(x) {
   register_module("embeddings", embeddings);
   register_module("encoder", encoder);
 }
@@ -255,8 +213,8 @@ torch::Tensor bert_body_impl::forward(torch::Tensor tokens, torch::Tensor mask,
 
 // -- BERT ---------------------------------------------------------------------
 
-bert_transform_impl::bert_transform_impl(const bert_config& x)
-  : dense(make_linear(x.width, x.width)), norm(norm_options(x)) {
+bert_transform_impl::bert_transform_impl(const model_sizes& x)
+  : dense(make_linear(x.width, x.width, weight_std)), norm(norm_options(x)) {
   register_module("dense", dense);
   register_module("LayerNorm", norm);
 }
@@ -265,7 +223,7 @@ torch::Tensor bert_transform_impl::forward(torch::Tensor x) {
   return norm(torch::nn::functional::gelu(dense(x)));
 }
 
-bert_predictions_impl::bert_predictions_impl(const bert_config& x,
+bert_predictions_impl::bert_predictions_impl(const model_sizes& x,
                                              torch::Tensor word_embeddings)
   : bias(register_parameter("bias", torch::zeros({x.vocabulary}))),
     transform(x) {
@@ -280,7 +238,7 @@ bert_predictions_impl::forward(const torch::Tensor& x,
   return decoded(*decoder, transform(x), labels);
 }
 
-bert_head_impl::bert_head_impl(const bert_config& x,
+bert_head_impl::bert_head_impl(const model_sizes& x,
                                torch::Tensor word_embeddings)
   : predictions(x, word_embeddings) {
   register_module("predictions", predictions);
@@ -292,31 +250,12 @@ bert_head_impl::forward(const torch::Tensor& x,
   return predictions(x, labels);
 }
 
-bert_impl::bert_impl(const bert_config& x) : loss_in_head(x.loss_in_head) {
-  validate(x);
-  bert = submodule<bert_body>(x);
-  cls = submodule<bert_head>(x, bert->embeddings->word_embeddings->weight);
-  register_module("bert", bert);
-  register_module("cls", cls);
-}
-
-torch::Tensor bert_impl::forward(torch::Tensor tokens, torch::Tensor mask,
-                                 torch::Tensor segments) {
-  return cls(run_body(bert, tokens, mask, segments), std::nullopt);
-}
-
-torch::Tensor bert_impl::loss(torch::Tensor tokens, torch::Tensor labels,
-                              torch::Tensor mask, torch::Tensor segments) {
-  return loss_of(cls, loss_in_head, run_body(bert, tokens, mask, segments),
-                 labels);
-}
-
 // -- RoBERTa ------------------------------------------------------------------
 
-roberta_head_impl::roberta_head_impl(const bert_config& x,
+roberta_head_impl::roberta_head_impl(const model_sizes& x,
                                      torch::Tensor word_embeddings)
   : bias(register_parameter("bias", torch::zeros({x.vocabulary}))),
-    dense(make_linear(x.width, x.width)),
+    dense(make_linear(x.width, x.width, weight_std)),
     layer_norm(norm_options(x)) {
   register_module("dense", dense);
   register_module("layer_norm", layer_norm);
@@ -331,26 +270,50 @@ roberta_head_impl::forward(const torch::Tensor& x,
                  labels);
 }
 
-roberta_impl::roberta_impl(bert_config x) : loss_in_head(x.loss_in_head) {
-  x.padding = 1;
-  x.positions_skip_padding = true;
-  validate(x);
-  roberta = submodule<bert_body>(x);
-  lm_head = submodule<roberta_head>(
-    x, roberta->embeddings->word_embeddings->weight);
-  register_module("roberta", roberta);
-  register_module("lm_head", lm_head);
+// -- the whole ----------------------------------------------------------------
+
+template <class Head>
+masked_model_impl<Head>::masked_model_impl(const model_sizes& x,
+                                           bool is_roberta,
+                                           const char* body_name,
+                                           const char* head_name)
+  : loss_in_head(x.loss_in_head) {
+  require_transformer(x);
+  require_positive("model.segments", x.segments);
+  body = submodule<bert_body>(x, is_roberta);
+  head = submodule<Head>(x, body->embeddings->word_embeddings->weight);
+  register_module(body_name, body);
+  register_module(head_name, head);
 }
 
-torch::Tensor roberta_impl::forward(torch::Tensor tokens, torch::Tensor mask,
-                                    torch::Tensor segments) {
-  return lm_head(run_body(roberta, tokens, mask, segments), std::nullopt);
+template <class Head>
+torch::Tensor masked_model_impl<Head>::run_body(const torch::Tensor& tokens,
+                                                torch::Tensor mask,
+                                                torch::Tensor segments) {
+  if (!mask.defined())
+    mask = torch::ones_like(tokens);
+  if (!segments.defined())
+    segments = torch::zeros_like(tokens);
+  return body(tokens, mask, segments);
 }
 
-torch::Tensor roberta_impl::loss(torch::Tensor tokens, torch::Tensor labels,
-                                 torch::Tensor mask, torch::Tensor segments) {
-  return loss_of(lm_head, loss_in_head,
-                 run_body(roberta, tokens, mask, segments), labels);
+template <class Head>
+torch::Tensor masked_model_impl<Head>::forward(torch::Tensor tokens,
+                                               torch::Tensor mask,
+                                               torch::Tensor segments) {
+  return head(run_body(tokens, mask, segments), std::nullopt);
 }
+
+template <class Head>
+torch::Tensor
+masked_model_impl<Head>::loss(torch::Tensor tokens, torch::Tensor labels,
+                              torch::Tensor mask, torch::Tensor segments) {
+  auto x = run_body(tokens, mask, segments);
+  return loss_in_head ? head(x, std::optional{labels})
+                      : token_loss(head(x, std::nullopt), labels);
+}
+
+template struct masked_model_impl<bert_head>;
+template struct masked_model_impl<roberta_head>;
 
 } // namespace smp

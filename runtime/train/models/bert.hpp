@@ -9,6 +9,7 @@
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/nn/layers.hpp"
 #include "runtime/train/models/language_head.hpp"
+#include "runtime/train/models/model_sizes.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -23,43 +24,16 @@
 
 namespace smp {
 
-/// Sizes of a `bert` or a `roberta`.
-struct bert_config {
-  int64_t vocabulary = 256;
-  /// Longest sequence. The table of positions of a RoBERTa has two rows more.
-  int64_t sequence_length = 128;
-  int64_t layers = 4;
-  int64_t heads = 4;
-  int64_t width = 256;
-  /// Width inside the feed-forward half of a layer; 0: 4 times `width`.
-  int64_t feed_forward = 0;
-  /// Different segments ("token types").
-  int64_t segments = 2;
-  double norm_eps = 1e-12;
-  double dropout = 0;
-  /// The last layer uses the embedding's weight, as the originals do.
-  bool tied = true;
-  /// The last layer also computes the loss, so that tensor-parallel ranks can
-  /// shard it by vocabulary.
-  bool loss_in_head = false;
-  /// Token whose embedding is never trained: 0 for BERT, 1 for RoBERTa.
-  int64_t padding = 0;
-  /// RoBERTa: positions count from `padding` + 1 and stand still at padding.
-  bool positions_skip_padding = false;
-};
-
-/// @throws error (config) naming the first size that makes no sense
-void validate(const bert_config& x);
-
 /// Tokens, positions and segments, added and normalised.
 struct bert_embeddings_impl : torch::nn::Module {
-  explicit bert_embeddings_impl(const bert_config& x);
+  bert_embeddings_impl(const model_sizes& x, bool is_roberta);
 
   /// tokens, segments: [B, T] int64 @returns [B, T, C]
   torch::Tensor forward(torch::Tensor tokens, torch::Tensor segments);
 
-  int64_t padding;
-  bool positions_skip_padding;
+  /// Positions count from padding + 1 and stand still at padding.
+  bool is_roberta;
+  int64_t padding; // token whose embedding is never trained
   submodule<torch::nn::Embedding> word_embeddings;
   submodule<torch::nn::Embedding> position_embeddings;
   submodule<torch::nn::Embedding> token_type_embeddings;
@@ -70,7 +44,7 @@ TORCH_MODULE_IMPL(bert_embeddings, bert_embeddings_impl);
 
 /// Self-attention without the projection and the norm that follow it.
 struct bert_self_attention_impl : torch::nn::Module {
-  explicit bert_self_attention_impl(const bert_config& x);
+  explicit bert_self_attention_impl(const model_sizes& x);
 
   /// x: [B, T, C], bias: see `attend` @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x, torch::Tensor bias);
@@ -86,7 +60,7 @@ TORCH_MODULE_IMPL(bert_self_attention, bert_self_attention_impl);
 /// Ends each half of a layer: projects, adds the input of the half (the
 /// residual), normalises.
 struct bert_output_impl : torch::nn::Module {
-  bert_output_impl(const bert_config& x, int64_t inner);
+  bert_output_impl(const model_sizes& x, int64_t inner);
 
   /// x: [B, T, inner], residual: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x, torch::Tensor residual);
@@ -98,7 +72,7 @@ struct bert_output_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(bert_output, bert_output_impl);
 
 struct bert_attention_impl : torch::nn::Module {
-  explicit bert_attention_impl(const bert_config& x);
+  explicit bert_attention_impl(const model_sizes& x);
 
   /// x: [B, T, C], bias: see `attend` @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x, torch::Tensor bias);
@@ -110,7 +84,7 @@ TORCH_MODULE_IMPL(bert_attention, bert_attention_impl);
 
 /// Widens for the feed-forward half.
 struct bert_intermediate_impl : torch::nn::Module {
-  explicit bert_intermediate_impl(const bert_config& x);
+  explicit bert_intermediate_impl(const model_sizes& x);
 
   /// x: [B, T, C] @returns [B, T, feed_forward]
   torch::Tensor forward(torch::Tensor x);
@@ -120,7 +94,7 @@ struct bert_intermediate_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(bert_intermediate, bert_intermediate_impl);
 
 struct bert_layer_impl : torch::nn::Module {
-  explicit bert_layer_impl(const bert_config& x);
+  explicit bert_layer_impl(const model_sizes& x);
 
   /// @param x [B, T, C], and a bias for `attend`
   /// @returns [B, T, C] and the same bias, as a Sequential of layers needs it
@@ -134,7 +108,7 @@ struct bert_layer_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(bert_layer, bert_layer_impl);
 
 struct bert_encoder_impl : torch::nn::Module {
-  explicit bert_encoder_impl(const bert_config& x);
+  explicit bert_encoder_impl(const model_sizes& x);
 
   /// x: [B, T, C], bias: see `attend` @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x, torch::Tensor bias);
@@ -146,7 +120,7 @@ TORCH_MODULE_IMPL(bert_encoder, bert_encoder_impl);
 
 /// Everything but the head.
 struct bert_body_impl : torch::nn::Module {
-  explicit bert_body_impl(const bert_config& x);
+  bert_body_impl(const model_sizes& x, bool is_roberta);
 
   /// tokens, segments: [B, T] int64; mask: [B, T], 0 at padding
   /// @returns [B, T, C]
@@ -160,7 +134,7 @@ TORCH_MODULE_IMPL(bert_body, bert_body_impl);
 
 /// BERT's layer before the last.
 struct bert_transform_impl : torch::nn::Module {
-  explicit bert_transform_impl(const bert_config& x);
+  explicit bert_transform_impl(const model_sizes& x);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
@@ -172,7 +146,7 @@ TORCH_MODULE_IMPL(bert_transform, bert_transform_impl);
 
 struct bert_predictions_impl : torch::nn::Module {
   /// word_embeddings: [V, C]
-  bert_predictions_impl(const bert_config& x, torch::Tensor word_embeddings);
+  bert_predictions_impl(const model_sizes& x, torch::Tensor word_embeddings);
 
   /// x: [B, T, C], labels: [B, T] int64
   /// @returns the mean cross entropy over the labels that are not -100; without
@@ -187,7 +161,7 @@ struct bert_predictions_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(bert_predictions, bert_predictions_impl);
 
 struct bert_head_impl : torch::nn::Module {
-  bert_head_impl(const bert_config& x, torch::Tensor word_embeddings);
+  bert_head_impl(const model_sizes& x, torch::Tensor word_embeddings);
 
   /// As in `bert_predictions_impl`.
   torch::Tensor forward(const torch::Tensor& x,
@@ -197,11 +171,27 @@ struct bert_head_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(bert_head, bert_head_impl);
 
-/// Parameters have the names and shapes of Hugging Face's BertForMaskedLM, so
-/// its files can be loaded. Initialised as BERT from the default generator.
-struct bert_impl : torch::nn::Module {
-  /// @throws error (config), see `validate`
-  explicit bert_impl(const bert_config& x);
+struct roberta_head_impl : torch::nn::Module {
+  /// word_embeddings: [V, C]
+  roberta_head_impl(const model_sizes& x, torch::Tensor word_embeddings);
+
+  /// As in `bert_predictions_impl`.
+  torch::Tensor forward(const torch::Tensor& x,
+                        const std::optional<torch::Tensor>& labels);
+
+  torch::Tensor bias; // [V], also the decoder's
+  submodule<torch::nn::Linear> dense;
+  submodule<torch::nn::LayerNorm> layer_norm;
+  std::optional<language_head> decoder;
+};
+TORCH_MODULE_IMPL(roberta_head, roberta_head_impl);
+
+/// A body, and a head that predicts its masked tokens.
+template <class Head>
+struct masked_model_impl : torch::nn::Module {
+  /// @throws error (config) naming the first size that makes no sense
+  masked_model_impl(const model_sizes& x, bool is_roberta, const char* body,
+                    const char* head);
 
   /// tokens: [B, T] int64, T <= sequence_length
   /// @param mask [B, T], 0 at padding; undefined: no padding
@@ -216,40 +206,30 @@ struct bert_impl : torch::nn::Module {
                      torch::Tensor mask = {}, torch::Tensor segments = {});
 
   bool loss_in_head;
-  submodule<bert_body> bert = nullptr;
-  submodule<bert_head> cls = nullptr;
+  submodule<bert_body> body = nullptr;
+  submodule<Head> head = nullptr;
+
+private:
+  torch::Tensor run_body(const torch::Tensor& tokens, torch::Tensor mask,
+                         torch::Tensor segments);
+};
+
+/// Parameters have the names and shapes of Hugging Face's BertForMaskedLM, so
+/// its files can be loaded. Initialised as BERT from the default generator.
+struct bert_impl : masked_model_impl<bert_head> {
+  explicit bert_impl(const model_sizes& x)
+    : masked_model_impl(x, false, "bert", "cls") {
+    // nop
+  }
 };
 TORCH_MODULE_IMPL(bert, bert_impl);
 
-struct roberta_head_impl : torch::nn::Module {
-  /// word_embeddings: [V, C]
-  roberta_head_impl(const bert_config& x, torch::Tensor word_embeddings);
-
-  /// As in `bert_predictions_impl`.
-  torch::Tensor forward(const torch::Tensor& x,
-                        const std::optional<torch::Tensor>& labels);
-
-  torch::Tensor bias; // [V], also the decoder's
-  submodule<torch::nn::Linear> dense;
-  submodule<torch::nn::LayerNorm> layer_norm;
-  std::optional<language_head> decoder;
-};
-TORCH_MODULE_IMPL(roberta_head, roberta_head_impl);
-
 /// The same as RobertaForMaskedLM.
-struct roberta_impl : torch::nn::Module {
-  /// @throws error (config), see `validate`
-  explicit roberta_impl(bert_config x);
-
-  /// As in `bert_impl`.
-  torch::Tensor forward(torch::Tensor tokens, torch::Tensor mask = {},
-                        torch::Tensor segments = {});
-  torch::Tensor loss(torch::Tensor tokens, torch::Tensor labels,
-                     torch::Tensor mask = {}, torch::Tensor segments = {});
-
-  bool loss_in_head;
-  submodule<bert_body> roberta = nullptr;
-  submodule<roberta_head> lm_head = nullptr;
+struct roberta_impl : masked_model_impl<roberta_head> {
+  explicit roberta_impl(const model_sizes& x)
+    : masked_model_impl(x, true, "roberta", "lm_head") {
+    // nop
+  }
 };
 TORCH_MODULE_IMPL(roberta, roberta_impl);
 

@@ -1,6 +1,7 @@
 #include "runtime/train/models/builtin.hpp"
 
 #include "runtime/train/models/bert.hpp"
+#include "runtime/train/models/gpt.hpp"
 #include "runtime/train/models/mlp.hpp"
 #include "runtime/train/models/moe.hpp"
 #include "runtime/train/models/ncf.hpp"
@@ -26,30 +27,10 @@ nn_trainable::inputs_check takes(size_t least, size_t most, const char* what) {
   };
 }
 
-int64_t number(uint64_t x) {
-  return static_cast<int64_t>(x);
-}
-
-int64_t number_or_0(const std::optional<uint64_t>& x) {
-  return number(x.value_or(0));
-}
-
-int64_t vocabulary_of(const train_config& x) {
-  return number(x.model.vocabulary.value_or(256));
-}
-
-int64_t sequence_length_of(const train_config& x) {
-  return number(x.model.sequence_length.value_or(x.data.sequence_length));
-}
-
-bool shares_words(const train_config& x) {
-  return x.smp.tensor_parallel_degree > 1;
-}
-
 // -- one function per model ---------------------------------------------------
 
-std::unique_ptr<trainable> make_gpt(const train_config& x) {
-  gpt model{make_gpt_config(x)};
+std::unique_ptr<trainable> make_gpt(const model_sizes& x) {
+  gpt model{x};
   auto logits = [model](const at::Tensor& tokens) mutable {
     return model(tokens);
   };
@@ -60,33 +41,17 @@ std::unique_ptr<trainable> make_gpt(const train_config& x) {
     model.ptr(), loss, takes(2, 2, "tokens and targets"), logits);
 }
 
-std::unique_ptr<trainable> make_moe(const train_config& x) {
-  moe model{moe_config{make_gpt_config(x), number(x.model.experts)}};
+std::unique_ptr<trainable> make_moe(const model_sizes& x, double balance_loss) {
+  moe model{x};
   auto logits = [model](const at::Tensor& tokens) mutable {
     return std::get<0>(model(tokens));
   };
-  auto loss = [model, weight = x.model.balance_loss](const batch& xs) mutable {
+  auto loss = [model, weight = balance_loss](const batch& xs) mutable {
     auto [entropy, imbalance] = model->loss(xs[0], xs[1]);
     return entropy + weight * imbalance;
   };
   return std::make_unique<nn_trainable>(
     model.ptr(), loss, takes(2, 2, "tokens and targets"), logits);
-}
-
-bert_config make_bert_config(const train_config& x, int64_t segments) {
-  bert_config result;
-  result.vocabulary = vocabulary_of(x);
-  result.sequence_length = sequence_length_of(x);
-  result.layers = number(x.model.layers);
-  result.heads = number(x.model.heads);
-  result.width = number(x.model.width);
-  result.feed_forward = number_or_0(x.model.feed_forward);
-  result.segments = number(x.model.segments.value_or(segments));
-  result.norm_eps = x.model.norm_eps.value_or(result.norm_eps);
-  result.dropout = x.model.dropout;
-  result.tied = x.model.tied.value_or(true);
-  result.loss_in_head = shares_words(x);
-  return result;
 }
 
 template <class Model>
@@ -100,24 +65,8 @@ std::unique_ptr<trainable> make_masked(Model model) {
     takes(2, 4, "tokens, mask (if any), segments (if any) and labels"));
 }
 
-std::unique_ptr<trainable> make_t5(const train_config& x) {
-  t5_config sizes;
-  sizes.vocabulary = vocabulary_of(x);
-  sizes.layers = number(x.model.layers);
-  sizes.decoder_layers = number(
-    x.model.decoder_layers.value_or(x.model.layers));
-  sizes.heads = number(x.model.heads);
-  sizes.width = number(x.model.width);
-  sizes.head_size = number_or_0(x.model.head_size);
-  sizes.feed_forward = number_or_0(x.model.feed_forward);
-  sizes.relative_buckets = number(x.model.relative_buckets);
-  sizes.relative_distance = number(x.model.relative_distance);
-  sizes.norm_eps = x.model.norm_eps.value_or(sizes.norm_eps);
-  sizes.dropout = x.model.dropout;
-  sizes.tied = x.model.tied.value_or(true);
-  sizes.gated = x.model.gated;
-  sizes.loss_in_head = shares_words(x);
-  t5 model{sizes};
+std::unique_ptr<trainable> make_t5(const model_sizes& x) {
+  t5 model{x};
   auto loss = [model](const batch& xs) mutable {
     auto& labels = xs.back();
     return model->loss(xs[0], xs.size() > 3 ? xs[2] : t5_decoder_tokens(labels),
@@ -128,10 +77,8 @@ std::unique_ptr<trainable> make_t5(const train_config& x) {
     takes(2, 4, "tokens, mask (if any), decoder tokens (if any) and labels"));
 }
 
-std::unique_ptr<trainable> make_ncf(const train_config& x) {
-  ncf model{ncf_config{number(x.model.users), number(x.model.items),
-                       number(x.model.layers), number(x.model.width),
-                       x.model.dropout}};
+std::unique_ptr<trainable> make_ncf(const model_sizes& x) {
+  ncf model{x};
   auto loss = [model](const batch& xs) mutable {
     return torch::nn::functional::binary_cross_entropy_with_logits(
       model(xs[0], xs[1]), xs[2]);
@@ -140,9 +87,8 @@ std::unique_ptr<trainable> make_ncf(const train_config& x) {
                                         takes(3, 3, "users, items and labels"));
 }
 
-std::unique_ptr<trainable> make_mlp(const train_config& x) {
-  mlp model{mlp_config{number(x.model.inputs), number(x.model.outputs),
-                       number(x.model.layers), number(x.model.width)}};
+std::unique_ptr<trainable> make_mlp(const model_sizes& x) {
+  mlp model{x};
   auto loss = [model](const batch& xs) mutable {
     return torch::nn::functional::cross_entropy(model(xs[0]), xs[1]);
   };
@@ -152,16 +98,17 @@ std::unique_ptr<trainable> make_mlp(const train_config& x) {
 
 } // namespace
 
-std::unique_ptr<trainable> make_builtin(const train_config& x) {
-  auto& type = x.model.type;
+std::unique_ptr<trainable> make_builtin(const train_config& config) {
+  const auto& type = config.model.type;
+  const auto x = sizes_of(config);
   if (type == "gpt")
     return make_gpt(x);
   if (type == "moe")
-    return make_moe(x);
+    return make_moe(x, config.model.balance_loss);
   if (type == "bert")
-    return make_masked(bert{make_bert_config(x, 2)});
+    return make_masked(bert{x});
   if (type == "roberta")
-    return make_masked(roberta{make_bert_config(x, 1)});
+    return make_masked(roberta{x});
   if (type == "t5")
     return make_t5(x);
   if (type == "ncf")
@@ -171,20 +118,31 @@ std::unique_ptr<trainable> make_builtin(const train_config& x) {
   throw error{error_code::config, "model.type: unknown '" + type + "'"};
 }
 
-gpt_config make_gpt_config(const train_config& x) {
-  gpt_config result;
-  result.vocabulary = vocabulary_of(x);
-  result.sequence_length = sequence_length_of(x);
-  result.layers = number(x.model.layers);
-  result.heads = number(x.model.heads);
-  result.width = number(x.model.width);
-  result.feed_forward = number_or_0(x.model.feed_forward);
-  result.norm_eps = x.model.norm_eps.value_or(result.norm_eps);
-  result.window = x.model.variant == "gpt-3" ? number(x.model.window) : 0;
-  result.dropout = x.model.dropout;
-  result.tied = x.model.tied.value_or(false);
-  result.loss_in_head = shares_words(x);
-  return result;
+model_sizes sizes_of(const train_config& config) {
+  auto number = [](uint64_t x) { return static_cast<int64_t>(x); };
+  const auto x = effective(config).model;
+  return {.vocabulary = number(*x.vocabulary),
+          .sequence_length = number(*x.sequence_length),
+          .layers = number(x.layers),
+          .decoder_layers = number(*x.decoder_layers),
+          .heads = number(x.heads),
+          .width = number(x.width),
+          .head_size = number(config.model.head_size.value_or(0)),
+          .feed_forward = number(*x.feed_forward),
+          .segments = number(*x.segments),
+          .norm_eps = *x.norm_eps,
+          .window = x.variant == "gpt-3" ? number(x.window) : 0,
+          .relative_buckets = number(x.relative_buckets),
+          .relative_distance = number(x.relative_distance),
+          .gated = x.gated,
+          .experts = number(x.experts),
+          .users = number(x.users),
+          .items = number(x.items),
+          .inputs = number(x.inputs),
+          .outputs = number(x.outputs),
+          .dropout = x.dropout,
+          .tied = *x.tied,
+          .loss_in_head = config.smp.tensor_parallel_degree > 1};
 }
 
 } // namespace smp

@@ -3,7 +3,7 @@
 // The models that smp brings along, as a configuration names them.
 
 #include "runtime/config/config_file.hpp"
-#include "runtime/train/models/gpt.hpp"
+#include "runtime/train/models/model_sizes.hpp"
 
 #include <memory>
 
@@ -22,9 +22,9 @@ class trainable;
 /// - "mlp": vectors: [B, inputs] float32, classes: [B] int64
 /// @throws error (config) naming a size that makes no sense, or `model.type`
 /// if there is no such model
-std::unique_ptr<trainable> make_builtin(const train_config& x);
+std::unique_ptr<trainable> make_builtin(const train_config& config);
 
-/// @returns the sizes that `x` gives a "gpt"
-gpt_config make_gpt_config(const train_config& x);
+/// @returns the sizes that a configuration gives its model
+model_sizes sizes_of(const train_config& config);
 
 } // namespace smp

@@ -51,25 +51,13 @@ transformer_layer_options options_of_gpt_block(const gpt_block_impl& x) {
 
 } // namespace
 
-torch::nn::LayerNormOptions norm_options(const gpt_config& x) {
-  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
-}
-
-double gpt_residual_std(const gpt_config& x) {
+double gpt_residual_std(const model_sizes& x) {
   return gpt_weight_std / std::sqrt(2.0 * static_cast<double>(x.layers));
-}
-
-void validate(const gpt_config& x) {
-  require_positive("model.vocabulary", x.vocabulary);
-  require_positive("model.sequence_length", x.sequence_length);
-  require_positive("model.layers", x.layers);
-  require_heads(x.width, x.heads);
-  require_probability("model.dropout", x.dropout);
 }
 
 // -- attention ----------------------------------------------------------------
 
-gpt_attention_impl::gpt_attention_impl(const gpt_config& x, int64_t index)
+gpt_attention_impl::gpt_attention_impl(const model_sizes& x, int64_t index)
   : heads(x.heads),
     dropout(x.dropout),
     window(index % 2 == 1 ? x.window : 0),
@@ -96,9 +84,9 @@ torch::Tensor gpt_attention_impl::forward(torch::Tensor x) {
 
 // -- feed-forward -------------------------------------------------------------
 
-gpt_mlp_impl::gpt_mlp_impl(const gpt_config& x)
+gpt_mlp_impl::gpt_mlp_impl(const model_sizes& x)
   : act(torch::nn::GELUOptions().approximate("tanh")), dropout(x.dropout) {
-  const auto inner = x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
+  const auto inner = inner_width(x);
   c_fc = submodule<conv1d>(x.width, inner, gpt_weight_std);
   c_proj = submodule<conv1d>(inner, x.width, gpt_residual_std(x));
   register_module("c_fc", c_fc);
@@ -113,7 +101,7 @@ torch::Tensor gpt_mlp_impl::forward(torch::Tensor x) {
 
 // -- block --------------------------------------------------------------------
 
-gpt_block_impl::gpt_block_impl(const gpt_config& x, int64_t index)
+gpt_block_impl::gpt_block_impl(const model_sizes& x, int64_t index)
   : ln_1(norm_options(x)), attn(x, index), ln_2(norm_options(x)), mlp(x) {
   register_module("ln_1", ln_1);
   register_module("attn", attn);
@@ -128,32 +116,14 @@ torch::Tensor gpt_block_impl::forward(torch::Tensor x) {
 
 // -- transformer --------------------------------------------------------------
 
-gpt_transformer_impl::gpt_transformer_impl(const gpt_config& x)
-  : wte(x.vocabulary, x.width),
-    wpe(x.sequence_length, x.width),
-    drop(x.dropout),
-    ln_f(norm_options(x)) {
-  register_module("wte", wte);
-  register_module("wpe", wpe);
-  register_module("drop", drop);
-  for (int64_t i = 0; i < x.layers; ++i)
-    h->push_back(gpt_block(x, i));
-  register_module("h", h);
-  register_module("ln_f", ln_f);
-  torch::nn::init::normal_(wte->weight, 0, gpt_weight_std);
-  torch::nn::init::normal_(wpe->weight, 0, gpt_weight_std);
-}
-
 torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {
-  auto positions = torch::arange(tokens.size(1), tokens.options());
-  auto x = drop(wte(tokens) + wpe(positions));
-  return ln_f(nn::run_in_row<torch::Tensor>(h, x));
+  return ln_f(nn::run_in_row<torch::Tensor>(h, embedded(tokens)));
 }
 
 // -- the whole ----------------------------------------------------------------
 
-gpt_impl::gpt_impl(const gpt_config& x) {
-  validate(x);
+gpt_impl::gpt_impl(const model_sizes& x) {
+  require_transformer(x);
   transformer = submodule<gpt_transformer>(x);
   auto weight = x.tied ? transformer->wte->weight
                        : normal_tensor({x.vocabulary, x.width}, gpt_weight_std);

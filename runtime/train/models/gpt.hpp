@@ -9,7 +9,9 @@
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/nn/layers.hpp"
 #include "runtime/train/models/language_head.hpp"
+#include "runtime/train/models/model_sizes.hpp"
 
+#include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
@@ -21,46 +23,17 @@
 
 namespace smp {
 
-/// Sizes of a `gpt`; the defaults are the quickstart's.
-struct gpt_config {
-  int64_t vocabulary = 256;
-  /// Longest sequence: rows of the table of positions.
-  int64_t sequence_length = 128;
-  int64_t layers = 4;
-  int64_t heads = 4;
-  int64_t width = 256;
-  /// Width inside the feed-forward half of a block; 0: 4 times `width`.
-  int64_t feed_forward = 0;
-  double norm_eps = 1e-5;
-  /// GPT-3: every second block, from the second on, is banded: a token sees the
-  /// last `window` tokens, itself included. 0: GPT-2, it sees all earlier ones.
-  int64_t window = 0;
-  /// Probability, at all three places where GPT-2 has dropout.
-  double dropout = 0;
-  /// The last layer uses the embedding's weight, as GPT-2 does.
-  bool tied = false;
-  /// The last layer also computes the loss, so that tensor-parallel ranks can
-  /// shard it by vocabulary.
-  bool loss_in_head = false;
-};
-
-/// @throws error (config) naming the first size that makes no sense
-void validate(const gpt_config& x);
-
 /// Standard deviation of initial weights (GPT-2).
 constexpr double gpt_weight_std = 0.02;
 
 /// The same for layers whose output is added to the residual stream: smaller,
 /// so that the stream's variance does not grow with depth (GPT-2).
-double gpt_residual_std(const gpt_config& x);
-
-/// Of each norm of a model with these sizes.
-torch::nn::LayerNormOptions norm_options(const gpt_config& x);
+double gpt_residual_std(const model_sizes& x);
 
 /// Causal self-attention.
 struct gpt_attention_impl : torch::nn::Module {
   /// @param index of the block
-  gpt_attention_impl(const gpt_config& x, int64_t index);
+  gpt_attention_impl(const model_sizes& x, int64_t index);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
@@ -76,7 +49,7 @@ TORCH_MODULE_IMPL(gpt_attention, gpt_attention_impl);
 
 /// The feed-forward half of a block.
 struct gpt_mlp_impl : torch::nn::Module {
-  explicit gpt_mlp_impl(const gpt_config& x);
+  explicit gpt_mlp_impl(const model_sizes& x);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
@@ -91,7 +64,7 @@ TORCH_MODULE_IMPL(gpt_mlp, gpt_mlp_impl);
 /// One layer: attention, then feed-forward, each with a layer norm in front and
 /// a residual connection.
 struct gpt_block_impl : torch::nn::Module {
-  gpt_block_impl(const gpt_config& x, int64_t index);
+  gpt_block_impl(const model_sizes& x, int64_t index);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
@@ -104,11 +77,29 @@ struct gpt_block_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(gpt_block, gpt_block_impl);
 
 /// Everything but the last layer.
-struct gpt_transformer_impl : torch::nn::Module {
-  explicit gpt_transformer_impl(const gpt_config& x);
+template <class Block>
+struct gpt_body : torch::nn::Module {
+  explicit gpt_body(const model_sizes& x)
+    : wte(x.vocabulary, x.width),
+      wpe(x.sequence_length, x.width),
+      drop(x.dropout),
+      ln_f(norm_options(x)) {
+    register_module("wte", wte);
+    register_module("wpe", wpe);
+    register_module("drop", drop);
+    for (int64_t i = 0; i < x.layers; ++i)
+      h->push_back(Block(x, i));
+    register_module("h", h);
+    register_module("ln_f", ln_f);
+    torch::nn::init::normal_(wte->weight, 0, gpt_weight_std);
+    torch::nn::init::normal_(wpe->weight, 0, gpt_weight_std);
+  }
 
   /// tokens: [B, T] int64, T <= sequence_length @returns [B, T, C]
-  torch::Tensor forward(torch::Tensor tokens);
+  torch::Tensor embedded(const torch::Tensor& tokens) {
+    auto positions = torch::arange(tokens.size(1), tokens.options());
+    return drop(wte(tokens) + wpe(positions));
+  }
 
   submodule<torch::nn::Embedding> wte; // tokens
   submodule<torch::nn::Embedding> wpe; // positions
@@ -117,6 +108,13 @@ struct gpt_transformer_impl : torch::nn::Module {
   torch::nn::Sequential h;
   submodule<torch::nn::LayerNorm> ln_f;
 };
+
+struct gpt_transformer_impl : gpt_body<gpt_block> {
+  using gpt_body::gpt_body;
+
+  /// tokens: [B, T] int64, T <= sequence_length @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor tokens);
+};
 TORCH_MODULE_IMPL(gpt_transformer, gpt_transformer_impl);
 
 /// The model. Parameters have the names and shapes of Hugging Face's
@@ -124,8 +122,8 @@ TORCH_MODULE_IMPL(gpt_transformer, gpt_transformer_impl);
 /// its files can be loaded. Initialised as GPT-2 from the default generator:
 /// seed it before.
 struct gpt_impl : torch::nn::Module {
-  /// @throws error (config), see `validate`
-  explicit gpt_impl(const gpt_config& x);
+  /// @throws error (config), see `require_transformer`
+  explicit gpt_impl(const model_sizes& x);
 
   /// tokens: [B, T] int64, 0 <= tokens < V, T <= sequence_length
   /// @returns logits [B, T, V]

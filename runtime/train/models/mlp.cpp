@@ -7,7 +7,7 @@
 
 namespace smp {
 
-mlp_impl::mlp_impl(const mlp_config& x) {
+mlp_impl::mlp_impl(const model_sizes& x) {
   require_positive("model.inputs", x.inputs);
   require_positive("model.outputs", x.outputs);
   require_positive("model.layers", x.layers);

@@ -2,32 +2,14 @@
 
 #include "runtime/nn/sizes.hpp"
 
-#include <torch/nn/init.h>
-
 namespace smp {
-
-namespace {
-
-submodule<torch::nn::Linear> make_linear(int64_t in, int64_t out, double std) {
-  submodule<torch::nn::Linear> result{
-    torch::nn::LinearOptions(in, out).bias(false)};
-  init_linear(*result, std);
-  return result;
-}
-
-} // namespace
-
-void validate(const moe_config& x) {
-  validate(x.gpt);
-  require_positive("model.experts", x.experts);
-}
 
 // -- the mixture --------------------------------------------------------------
 
-moe_expert_impl::moe_expert_impl(const gpt_config& x) : dropout(x.dropout) {
-  const auto inner = x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
-  wi = make_linear(x.width, inner, gpt_weight_std);
-  wo = make_linear(inner, x.width, gpt_residual_std(x));
+moe_expert_impl::moe_expert_impl(const model_sizes& x) : dropout(x.dropout) {
+  const auto inner = inner_width(x);
+  wi = make_linear(x.width, inner, gpt_weight_std, false);
+  wo = make_linear(inner, x.width, gpt_residual_std(x), false);
   register_module("wi", wi);
   register_module("dropout", dropout);
   register_module("wo", wo);
@@ -37,8 +19,8 @@ torch::Tensor moe_expert_impl::forward(torch::Tensor x) {
   return wo(dropout(torch::relu(wi(x))));
 }
 
-moe_router_impl::moe_router_impl(const moe_config& x)
-  : classifier(make_linear(x.gpt.width, x.experts, gpt_weight_std)) {
+moe_router_impl::moe_router_impl(const model_sizes& x)
+  : classifier(make_linear(x.width, x.experts, gpt_weight_std, false)) {
   register_module("classifier", classifier);
 }
 
@@ -46,11 +28,11 @@ torch::Tensor moe_router_impl::forward(torch::Tensor x) {
   return torch::softmax(classifier(x), -1);
 }
 
-moe_mlp_impl::moe_mlp_impl(const moe_config& x) : router(x) {
+moe_mlp_impl::moe_mlp_impl(const model_sizes& x) : router(x) {
   register_module("router", router);
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> named;
   for (int64_t i = 0; i < x.experts; ++i) {
-    by_index.emplace_back(x.gpt);
+    by_index.emplace_back(x);
     named.emplace_back(fmt::format("expert_{}", i), by_index.back().ptr());
   }
   experts->update(named);
@@ -80,12 +62,12 @@ moe_mlp_impl::forward(torch::Tensor x) {
 
 // -- the model ----------------------------------------------------------------
 
-moe_block_impl::moe_block_impl(const moe_config& x, int64_t index)
-  : ln_1(norm_options(x.gpt)),
-    attn(x.gpt, index),
-    ln_2(norm_options(x.gpt)),
+moe_block_impl::moe_block_impl(const model_sizes& x, int64_t index)
+  : ln_1(norm_options(x)),
+    attn(x, index),
+    ln_2(norm_options(x)),
     mlp(x),
-    drop(x.gpt.dropout) {
+    drop(x.dropout) {
   register_module("ln_1", ln_1);
   register_module("attn", attn);
   register_module("ln_2", ln_2);
@@ -101,40 +83,22 @@ moe_block_impl::forward(std::tuple<torch::Tensor, torch::Tensor> input) {
   return {x + drop(y), imbalance + mine};
 }
 
-moe_transformer_impl::moe_transformer_impl(const moe_config& x)
-  : wte(x.gpt.vocabulary, x.gpt.width),
-    wpe(x.gpt.sequence_length, x.gpt.width),
-    drop(x.gpt.dropout),
-    ln_f(norm_options(x.gpt)) {
-  register_module("wte", wte);
-  register_module("wpe", wpe);
-  register_module("drop", drop);
-  for (int64_t i = 0; i < x.gpt.layers; ++i)
-    h->push_back(moe_block(x, i));
-  register_module("h", h);
-  register_module("ln_f", ln_f);
-  torch::nn::init::normal_(wte->weight, 0, gpt_weight_std);
-  torch::nn::init::normal_(wpe->weight, 0, gpt_weight_std);
-}
-
 std::tuple<torch::Tensor, torch::Tensor>
 moe_transformer_impl::forward(torch::Tensor tokens) {
   using states = std::tuple<torch::Tensor, torch::Tensor>;
-  auto positions = torch::arange(tokens.size(1), tokens.options());
-  auto x = drop(wte(tokens) + wpe(positions));
   auto [y, imbalance] = h->forward<states>(
-    states{x, torch::scalar_tensor(0.0)});
+    states{embedded(tokens), torch::scalar_tensor(0.0)});
   return {ln_f(y), imbalance / static_cast<double>(h->size())};
 }
 
-moe_impl::moe_impl(const moe_config& x) {
-  validate(x);
+moe_impl::moe_impl(const model_sizes& x) {
+  require_transformer(x);
+  require_positive("model.experts", x.experts);
   transformer = submodule<moe_transformer>(x);
-  auto weight = x.gpt.tied ? transformer->wte->weight
-                           : normal_tensor({x.gpt.vocabulary, x.gpt.width},
-                                           gpt_weight_std);
+  auto weight = x.tied ? transformer->wte->weight
+                       : normal_tensor({x.vocabulary, x.width}, gpt_weight_std);
   register_module("transformer", transformer);
-  lm_head.emplace(*this, weight, x.gpt.loss_in_head);
+  lm_head.emplace(*this, weight, x.loss_in_head);
 }
 
 std::tuple<torch::Tensor, torch::Tensor>

@@ -16,18 +16,9 @@
 
 namespace smp {
 
-/// Sizes of a `moe`.
-struct moe_config {
-  gpt_config gpt;
-  int64_t experts = 4;
-};
-
-/// @throws error (config) naming the first size that makes no sense
-void validate(const moe_config& x);
-
 /// One expert: Linear, ReLU, Linear, without biases.
 struct moe_expert_impl : torch::nn::Module {
-  explicit moe_expert_impl(const gpt_config& x);
+  explicit moe_expert_impl(const model_sizes& x);
 
   /// x: [tokens, C] @returns [tokens, C]
   torch::Tensor forward(torch::Tensor x);
@@ -39,7 +30,7 @@ struct moe_expert_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(moe_expert, moe_expert_impl);
 
 struct moe_router_impl : torch::nn::Module {
-  explicit moe_router_impl(const moe_config& x);
+  explicit moe_router_impl(const model_sizes& x);
 
   /// x: [tokens, C] @returns probabilities of the experts [tokens, E]
   torch::Tensor forward(torch::Tensor x);
@@ -51,7 +42,7 @@ TORCH_MODULE_IMPL(moe_router, moe_router_impl);
 /// The experts with their router. No token is dropped, however many choose the
 /// same expert.
 struct moe_mlp_impl : torch::nn::Module {
-  explicit moe_mlp_impl(const moe_config& x);
+  explicit moe_mlp_impl(const model_sizes& x);
 
   /// x: [B, T, C]
   /// @returns [B, T, C], and how unbalanced the router is (scalar, 1 if all
@@ -65,7 +56,7 @@ struct moe_mlp_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(moe_mlp, moe_mlp_impl);
 
 struct moe_block_impl : torch::nn::Module {
-  moe_block_impl(const moe_config& x, int64_t index);
+  moe_block_impl(const model_sizes& x, int64_t index);
 
   /// @param x [B, T, C], and the sum of the imbalances of earlier blocks
   /// @returns the same after this block
@@ -80,18 +71,12 @@ struct moe_block_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(moe_block, moe_block_impl);
 
-struct moe_transformer_impl : torch::nn::Module {
-  explicit moe_transformer_impl(const moe_config& x);
+struct moe_transformer_impl : gpt_body<moe_block> {
+  using gpt_body::gpt_body;
 
   /// tokens: [B, T] int64
   /// @returns [B, T, C], and the mean imbalance of the blocks (scalar)
   std::tuple<torch::Tensor, torch::Tensor> forward(torch::Tensor tokens);
-
-  submodule<torch::nn::Embedding> wte; // tokens
-  submodule<torch::nn::Embedding> wpe; // positions
-  submodule<torch::nn::Dropout> drop;
-  torch::nn::Sequential h;
-  submodule<torch::nn::LayerNorm> ln_f;
 };
 TORCH_MODULE_IMPL(moe_transformer, moe_transformer_impl);
 
@@ -100,8 +85,8 @@ TORCH_MODULE_IMPL(moe_transformer, moe_transformer_impl);
 /// "transformer.h.0.mlp.experts.expert_0.wi.weight"). Initialised as GPT-2 from
 /// the default generator.
 struct moe_impl : torch::nn::Module {
-  /// @throws error (config), see `validate`
-  explicit moe_impl(const moe_config& x);
+  /// @throws error (config) naming the first size that makes no sense
+  explicit moe_impl(const model_sizes& x);
 
   /// tokens: [B, T] int64, T <= sequence_length
   /// @returns logits [B, T, V], and the mean imbalance of the blocks (scalar)

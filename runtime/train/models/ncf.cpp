@@ -11,7 +11,7 @@ namespace smp {
 namespace {
 
 /// Width of the network's embeddings.
-int64_t tower_width(const ncf_config& x) {
+int64_t tower_width(const model_sizes& x) {
   require_positive("model.users", x.users);
   require_positive("model.items", x.items);
   require_positive("model.layers", x.layers);
@@ -28,7 +28,7 @@ int64_t tower_width(const ncf_config& x) {
 
 } // namespace
 
-ncf_impl::ncf_impl(const ncf_config& x)
+ncf_impl::ncf_impl(const model_sizes& x)
   : embed_user_gmf(x.users, x.width),
     embed_item_gmf(x.items, x.width),
     embed_user_mlp(x.users, tower_width(x)),

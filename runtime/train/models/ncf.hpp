@@ -6,33 +6,23 @@
 // the end.
 
 #include "runtime/intercept/submodule.hpp"
+#include "runtime/train/models/model_sizes.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
-#include <cstdint>
-
 namespace smp {
 
-/// Sizes of a `ncf`.
-struct ncf_config {
-  int64_t users = 256;
-  int64_t items = 256;
-  /// Linear layers of the network; each halves its vectors.
-  int64_t layers = 3;
-  /// Width of the product's embeddings and of the network's result; the
-  /// network's own embeddings are width * 2^(layers - 1) wide.
-  int64_t width = 32;
-  /// Probability, in front of each Linear layer.
-  double dropout = 0;
-};
-
-/// Initialised as in the paper's code: embeddings normal, layers by Xavier.
+/// Its network has `layers` Linear layers, each of which halves its vectors, to
+/// `width` in the end, which is also that of the product's embeddings; the
+/// network's own are width * 2^(layers - 1) wide. Dropout is in front of each
+/// Linear. Initialised as in the paper's code: embeddings normal, layers by
+/// Xavier.
 struct ncf_impl : torch::nn::Module {
   /// @throws error (config) naming the first size that makes no sense
-  explicit ncf_impl(const ncf_config& x);
+  explicit ncf_impl(const model_sizes& x);
 
   /// users, items: [B] int64 @returns logits [B]
   torch::Tensor forward(torch::Tensor users, torch::Tensor items);

@@ -13,25 +13,13 @@ namespace smp {
 
 namespace {
 
-int64_t head_size(const t5_config& x) {
+int64_t head_size(const model_sizes& x) {
   return x.head_size > 0 ? x.head_size : x.width / x.heads;
-}
-
-int64_t inner_width(const t5_config& x) {
-  return x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
 }
 
 /// 1 / sqrt(fan in): T5 does not scale attention, its initial weights do.
 double std_for(int64_t inputs) {
   return 1 / std::sqrt(static_cast<double>(inputs));
-}
-
-submodule<torch::nn::Linear> make_t5_linear(int64_t in, int64_t out,
-                                            double std) {
-  submodule<torch::nn::Linear> result{
-    torch::nn::LinearOptions(in, out).bias(false)};
-  init_linear(*result, std);
-  return result;
 }
 
 submodule<torch::nn::Embedding> make_embedding(int64_t rows, int64_t width,
@@ -45,7 +33,7 @@ submodule<torch::nn::Embedding> make_embedding(int64_t rows, int64_t width,
 /// each small distance, then one for ranges that grow by a constant factor.
 /// distance: [T, T] int64, key position - query position
 /// @returns [T, T] int64, 0 to relative_buckets - 1
-torch::Tensor buckets(torch::Tensor distance, const t5_config& x,
+torch::Tensor buckets(torch::Tensor distance, const model_sizes& x,
                       bool decoder) {
   auto n = x.relative_buckets;
   auto result = torch::zeros_like(distance);
@@ -69,7 +57,7 @@ torch::Tensor buckets(torch::Tensor distance, const t5_config& x,
 }
 
 /// @returns [T, T] int64: the buckets of all pairs of positions
-torch::Tensor buckets_of(int64_t tokens, const t5_config& x, bool decoder) {
+torch::Tensor buckets_of(int64_t tokens, const model_sizes& x, bool decoder) {
   auto positions = torch::arange(tokens, torch::kLong);
   return buckets(positions.unsqueeze(0) - positions.unsqueeze(1), x, decoder);
 }
@@ -135,17 +123,9 @@ transformer_layer_options options_of_t5_block(const t5_block_impl& x) {
 [[maybe_unused]] const bool t5_block_is_registered = tp_register<
   t5_block_impl, smp::nn::distributed_transformer_layer>(options_of_t5_block);
 
-} // namespace
-
-void validate(const t5_config& x) {
-  require_positive("model.vocabulary", x.vocabulary);
-  require_positive("model.layers", x.layers);
+void require_t5(const model_sizes& x) {
+  require_transformer(x);
   require_positive("model.decoder_layers", x.decoder_layers);
-  if (x.head_size == 0)
-    require_heads(x.width, x.heads);
-  require_positive("model.width", x.width);
-  require_positive("model.heads", x.heads);
-  require_probability("model.dropout", x.dropout);
   if (x.relative_buckets < 4 || x.relative_buckets % 4 != 0)
     throw error{error_code::config,
                 fmt::format("model.relative_buckets is {}, must be a multiple "
@@ -158,16 +138,18 @@ void validate(const t5_config& x) {
                             x.relative_distance, x.relative_buckets)};
 }
 
+} // namespace
+
 // -- attention ----------------------------------------------------------------
 
-t5_attention_impl::t5_attention_impl(const t5_config& x, bool positions,
+t5_attention_impl::t5_attention_impl(const model_sizes& x, bool positions,
                                      bool decoder)
   : sizes(x), decoder(decoder) {
   const auto inner = x.heads * head_size(x);
-  q = make_t5_linear(x.width, inner, std_for(x.width * head_size(x)));
-  k = make_t5_linear(x.width, inner, std_for(x.width));
-  v = make_t5_linear(x.width, inner, std_for(x.width));
-  o = make_t5_linear(inner, x.width, std_for(inner));
+  q = make_linear(x.width, inner, std_for(x.width * head_size(x)), false);
+  k = make_linear(x.width, inner, std_for(x.width), false);
+  v = make_linear(x.width, inner, std_for(x.width), false);
+  o = make_linear(inner, x.width, std_for(inner), false);
   register_module("q", q);
   register_module("k", k);
   register_module("v", v);
@@ -195,7 +177,7 @@ t5_attention_impl::forward(torch::Tensor x, torch::Tensor context,
 
 // -- the parts of a block -----------------------------------------------------
 
-t5_self_attention_impl::t5_self_attention_impl(const t5_config& x,
+t5_self_attention_impl::t5_self_attention_impl(const model_sizes& x,
                                                bool positions, bool decoder)
   : attention(x, positions, decoder),
     layer_norm(x.width, x.norm_eps),
@@ -212,7 +194,7 @@ t5_self_attention_impl::forward(torch::Tensor x, torch::Tensor bias) {
   return {x + dropout(y), next_bias};
 }
 
-t5_cross_attention_impl::t5_cross_attention_impl(const t5_config& x)
+t5_cross_attention_impl::t5_cross_attention_impl(const model_sizes& x)
   : attention(x, false, true),
     layer_norm(x.width, x.norm_eps),
     dropout(x.dropout) {
@@ -227,16 +209,16 @@ torch::Tensor t5_cross_attention_impl::forward(torch::Tensor x,
   return x + dropout(std::get<0>(attention(layer_norm(x), context, bias)));
 }
 
-t5_dense_impl::t5_dense_impl(const t5_config& x)
+t5_dense_impl::t5_dense_impl(const model_sizes& x)
   : gated(x.gated), dropout(x.dropout) {
   const auto inner = inner_width(x);
-  wi = make_t5_linear(x.width, inner, std_for(x.width));
+  wi = make_linear(x.width, inner, std_for(x.width), false);
   register_module(gated ? "wi_0" : "wi", wi);
   if (gated) {
-    wi_1 = make_t5_linear(x.width, inner, std_for(x.width));
+    wi_1 = make_linear(x.width, inner, std_for(x.width), false);
     register_module("wi_1", wi_1);
   }
-  wo = make_t5_linear(inner, x.width, std_for(inner));
+  wo = make_linear(inner, x.width, std_for(inner), false);
   register_module("wo", wo);
   register_module("dropout", dropout);
 }
@@ -246,7 +228,7 @@ torch::Tensor t5_dense_impl::forward(torch::Tensor x) {
   return wo(dropout(y));
 }
 
-t5_feed_forward_impl::t5_feed_forward_impl(const t5_config& x)
+t5_feed_forward_impl::t5_feed_forward_impl(const model_sizes& x)
   : dense(x), layer_norm(x.width, x.norm_eps), dropout(x.dropout) {
   register_module("DenseReluDense", dense);
   register_module("layer_norm", layer_norm);
@@ -257,7 +239,7 @@ torch::Tensor t5_feed_forward_impl::forward(torch::Tensor x) {
   return x + dropout(dense(layer_norm(x)));
 }
 
-t5_block_impl::t5_block_impl(const t5_config& x, bool positions, bool decoder)
+t5_block_impl::t5_block_impl(const model_sizes& x, bool positions, bool decoder)
   : self_attention(x, positions, decoder), feed_forward(x) {
   layer->push_back(self_attention);
   if (decoder) {
@@ -278,7 +260,7 @@ t5_states t5_block_impl::forward(t5_states x) {
 
 // -- a stack ------------------------------------------------------------------
 
-t5_stack_impl::t5_stack_impl(const t5_config& x,
+t5_stack_impl::t5_stack_impl(const model_sizes& x,
                              submodule<torch::nn::Embedding> shared,
                              bool decoder)
   : embed_tokens(std::move(shared)),
@@ -301,8 +283,8 @@ torch::Tensor t5_stack_impl::forward(t5_states x) {
 
 // -- the whole ----------------------------------------------------------------
 
-t5_impl::t5_impl(const t5_config& x) : tied(x.tied), shared(nullptr) {
-  validate(x);
+t5_impl::t5_impl(const model_sizes& x) : tied(x.tied), shared(nullptr) {
+  require_t5(x);
   shared = make_embedding(x.vocabulary, x.width, 1);
   encoder = submodule<t5_stack>(x, shared, false);
   decoder = submodule<t5_stack>(x, shared, true);

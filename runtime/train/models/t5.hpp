@@ -10,6 +10,7 @@
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/nn/layers.hpp"
 #include "runtime/train/models/language_head.hpp"
+#include "runtime/train/models/model_sizes.hpp"
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -17,42 +18,11 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 namespace smp {
-
-/// Sizes of a `t5`.
-struct t5_config {
-  int64_t vocabulary = 256;
-  /// Of the encoder, and of the decoder.
-  int64_t layers = 4;
-  int64_t decoder_layers = 4;
-  int64_t heads = 4;
-  int64_t width = 256;
-  /// Width of a head; 0: `width` / `heads`.
-  int64_t head_size = 0;
-  /// Width inside the feed-forward part of a block; 0: 4 times `width`.
-  int64_t feed_forward = 0;
-  /// Number of biases by distance; the last one stands for `relative_distance`
-  /// tokens and more.
-  int64_t relative_buckets = 32;
-  int64_t relative_distance = 128;
-  double norm_eps = 1e-6;
-  double dropout = 0;
-  /// The last layer uses the embedding's weight, as the first version does.
-  bool tied = true;
-  /// The last layer also computes the loss, so that tensor-parallel ranks can
-  /// shard it by vocabulary.
-  bool loss_in_head = false;
-  /// Version 1.1: the feed-forward part multiplies a GELU with a second Linear.
-  bool gated = false;
-};
-
-/// @throws error (config) naming the first size that makes no sense
-void validate(const t5_config& x);
 
 /// What the blocks of a stack pass on: {x, bias}, in a decoder {x, bias,
 /// context, context bias}, with x: [B, T, C], bias: [B or 1, H or 1, T, T],
@@ -62,7 +32,7 @@ using t5_states = std::vector<torch::Tensor>;
 struct t5_attention_impl : torch::nn::Module {
   /// @param positions has the table of biases by distance
   /// @param decoder attends to earlier tokens only
-  t5_attention_impl(const t5_config& x, bool positions, bool decoder);
+  t5_attention_impl(const model_sizes& x, bool positions, bool decoder);
 
   /// x: [B, T, C], context: [B, S, C] (x itself: self-attention), bias: see
   /// `attend`
@@ -70,7 +40,7 @@ struct t5_attention_impl : torch::nn::Module {
   std::tuple<torch::Tensor, torch::Tensor>
   forward(torch::Tensor x, torch::Tensor context, torch::Tensor bias);
 
-  t5_config sizes;
+  model_sizes sizes;
   bool decoder;
   submodule<torch::nn::Linear> q = nullptr; // C -> H * head_size
   submodule<torch::nn::Linear> k = nullptr;
@@ -83,7 +53,7 @@ TORCH_MODULE_IMPL(t5_attention, t5_attention_impl);
 /// The parts of a block: each normalises its input and adds its result to that
 /// input.
 struct t5_self_attention_impl : torch::nn::Module {
-  t5_self_attention_impl(const t5_config& x, bool positions, bool decoder);
+  t5_self_attention_impl(const model_sizes& x, bool positions, bool decoder);
 
   /// @returns x and bias for the next block
   std::tuple<torch::Tensor, torch::Tensor> forward(torch::Tensor x,
@@ -96,7 +66,7 @@ struct t5_self_attention_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(t5_self_attention, t5_self_attention_impl);
 
 struct t5_cross_attention_impl : torch::nn::Module {
-  explicit t5_cross_attention_impl(const t5_config& x);
+  explicit t5_cross_attention_impl(const model_sizes& x);
 
   /// @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x, torch::Tensor context,
@@ -109,7 +79,7 @@ struct t5_cross_attention_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(t5_cross_attention, t5_cross_attention_impl);
 
 struct t5_dense_impl : torch::nn::Module {
-  explicit t5_dense_impl(const t5_config& x);
+  explicit t5_dense_impl(const model_sizes& x);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
@@ -123,7 +93,7 @@ struct t5_dense_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(t5_dense, t5_dense_impl);
 
 struct t5_feed_forward_impl : torch::nn::Module {
-  explicit t5_feed_forward_impl(const t5_config& x);
+  explicit t5_feed_forward_impl(const model_sizes& x);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
@@ -135,7 +105,7 @@ struct t5_feed_forward_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(t5_feed_forward, t5_feed_forward_impl);
 
 struct t5_block_impl : torch::nn::Module {
-  t5_block_impl(const t5_config& x, bool positions, bool decoder);
+  t5_block_impl(const model_sizes& x, bool positions, bool decoder);
 
   t5_states forward(t5_states x);
 
@@ -148,7 +118,7 @@ TORCH_MODULE_IMPL(t5_block, t5_block_impl);
 
 /// The encoder or the decoder.
 struct t5_stack_impl : torch::nn::Module {
-  t5_stack_impl(const t5_config& x, submodule<torch::nn::Embedding> shared,
+  t5_stack_impl(const model_sizes& x, submodule<torch::nn::Embedding> shared,
                 bool decoder);
 
   /// @param x as `t5_states`, but with tokens [B, T] int64 as its first element
@@ -167,8 +137,8 @@ TORCH_MODULE_IMPL(t5_stack, t5_stack_impl);
 /// T5ForConditionalGeneration, so its files can be loaded. Initialised as T5
 /// from the default generator.
 struct t5_impl : torch::nn::Module {
-  /// @throws error (config), see `validate`
-  explicit t5_impl(const t5_config& x);
+  /// @throws error (config) naming the first size that makes no sense
+  explicit t5_impl(const model_sizes& x);
 
   /// tokens: [B, S] int64, decoder_tokens: [B, T] int64
   /// @param mask [B, S], 0 at padding; undefined: no padding

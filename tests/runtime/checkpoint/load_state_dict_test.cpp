@@ -29,8 +29,8 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-gpt_config sizes_of_block() {
-  gpt_config x;
+model_sizes sizes_of_block() {
+  model_sizes x;
   x.heads = 4;
   x.width = 8;
   return x;

@@ -26,8 +26,8 @@ namespace {
 
 using numbers_by_name = std::map<std::string, Tensor>;
 
-gpt_config small_gpt() {
-  gpt_config x;
+model_sizes small_gpt() {
+  model_sizes x;
   x.vocabulary = 20;
   x.sequence_length = 6;
   x.layers = 2;

@@ -246,7 +246,7 @@ TEST_CASE("with the arguments of GPT-2 it is the quickstart's model",
   arguments.post_layernorm = false;
   arguments.activation = "gelu_new";
   nn::distributed_transformer_lm_head mine{arguments};
-  gpt_config sizes;
+  model_sizes sizes;
   sizes.vocabulary = words;
   sizes.sequence_length = arguments.num_positions;
   sizes.layers = arguments.num_layers;

@@ -27,7 +27,7 @@ constexpr int64_t words = 32, tokens = 8;
 constexpr size_t layers = 4;
 
 gpt make_gpt() {
-  gpt_config x;
+  model_sizes x;
   x.vocabulary = words;
   x.sequence_length = tokens;
   x.layers = layers;

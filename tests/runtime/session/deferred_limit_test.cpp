@@ -183,7 +183,7 @@ TEST_CASE("ranks make one tensor at a time of those that they share",
   world.config.trace_device = "none";
   world.config.threads = 1;
   auto net_of = [] {
-    return gpt{gpt_config{.vocabulary = 64, .layers = 8, .width = narrow}};
+    return gpt{model_sizes{.vocabulary = 64, .layers = 8, .width = narrow}};
   };
   int64_t bytes_of_model = 0;
   for (auto& x : net_of()->parameters())

@@ -193,7 +193,7 @@ private:
   }
 
   void add(part kind, const setup& x) {
-    gpt_config sizes;
+    model_sizes sizes;
     sizes.width = x.width;
     sizes.heads = x.heads;
     sizes.feed_forward = x.inner;

@@ -185,7 +185,7 @@ void check_same(M& model, const outcome& x) {
 
 TEST_CASE("a layer whose heads cannot be divided is shared by its linears",
           "[runtime][tensor_parallel]") {
-  gpt_config sizes;
+  model_sizes sizes;
   sizes.width = 12;
   sizes.heads = 3;
   sizes.layers = 1;

@@ -24,7 +24,7 @@ constexpr int64_t words = 16, tokens = 4, peers = 2, microbatches = 4;
 constexpr uint64_t ranks = 4;
 
 gpt make_gpt() {
-  gpt_config x;
+  model_sizes x;
   x.vocabulary = words;
   x.sequence_length = tokens;
   x.layers = 2;

@@ -437,7 +437,7 @@ TEST_CASE(
     config.tensor_parallel_modules.push_back("transformer.wte");
   CAPTURE(tied, config.optimize);
   auto x = load_into(4, config, [&] {
-    gpt_config sizes;
+    model_sizes sizes;
     sizes.vocabulary = 41; // the first rank has one more
     sizes.sequence_length = 6;
     sizes.layers = 2;
@@ -509,7 +509,7 @@ TEST_CASE("a part of a layer that ranks share as a whole is not called alone",
   std::vector<std::string> told;
   std::string text;
   run_virtual_world(2, world, [&](session& s) {
-    gpt_config sizes;
+    model_sizes sizes;
     sizes.width = width;
     distributed_model model{seeded([&] { return gpt{sizes}; })};
     auto train_step = step([&](Tensor y) {

@@ -152,9 +152,9 @@ TEST_CASE(
   "SwitchTransformersSparseMLP",
   "[runtime][models]") {
   reference expected{"switch_mlp"};
-  smp::moe_config sizes;
-  sizes.gpt.width = 8;
-  sizes.gpt.feed_forward = 12;
+  smp::model_sizes sizes;
+  sizes.width = 8;
+  sizes.feed_forward = 12;
   smp::moe_mlp model{sizes};
   auto xs = expected.inputs();
   compare(*model, expected,

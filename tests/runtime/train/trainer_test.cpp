@@ -6,6 +6,7 @@
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/models/builtin.hpp"
+#include "runtime/train/models/gpt.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
@@ -287,7 +288,7 @@ TEST_CASE("A run has the losses and norms of a plain loop",
 
   // The same with torch alone, from the same parameters.
   torch::manual_seed(static_cast<int64_t>(config.smp.seed));
-  smp::gpt start{smp::make_gpt_config(config)};
+  smp::gpt start{smp::sizes_of(config)};
   plain_gpt model{256, 12, 2, 2, 16, 0};
   {
     torch::NoGradGuard guard;

@@ -205,7 +205,7 @@ TEST_CASE("the bias of a head is cut by its words, also under a name above it",
 
 TEST_CASE("no rank has all words of the last layer of a BERT and a RoBERTa",
           "[runtime][tensor_parallel][R59]") {
-  bert_config sizes;
+  model_sizes sizes;
   sizes.vocabulary = 11;
   sizes.layers = 1;
   sizes.heads = 2;
@@ -218,13 +218,13 @@ TEST_CASE("no rank has all words of the last layer of a BERT and a RoBERTa",
   };
   auto [text, rows] = placed(
     modules_of("bert"), [&] { return bert{sizes}; },
-    [](auto& model) { return model->cls->predictions->bias; });
+    [](auto& model) { return model->head->predictions->bias; });
   CHECK_THAT(text, ContainsSubstring("LMHead shared by 2 ranks by words: "
                                      "cls.predictions.decoder"));
   CHECK(rows == std::vector<int64_t>{6, 5});
   std::tie(text, rows) = placed(
     modules_of("roberta"), [&] { return roberta{sizes}; },
-    [](auto& model) { return model->lm_head->bias; });
+    [](auto& model) { return model->head->bias; });
   CHECK_THAT(text, ContainsSubstring("LMHead shared by 2 ranks by words: "
                                      "lm_head.decoder"));
   CHECK(rows == std::vector<int64_t>{6, 5});

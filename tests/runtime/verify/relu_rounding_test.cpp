@@ -29,12 +29,12 @@ t5 make_model(uint64_t seed) {
   static std::mutex mutex; // the generator is the process's
   std::unique_lock guard{mutex};
   torch::manual_seed(seed);
-  t5_config sizes;
+  model_sizes sizes;
   sizes.vocabulary = words;
   sizes.layers = sizes.decoder_layers = 2;
   sizes.heads = 4;
   sizes.width = 128;
-  sizes.tied = false;
+  sizes.norm_eps = 1e-6;
   t5 result{sizes};
   result->to(torch::kDouble);
   return result;

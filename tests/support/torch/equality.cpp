@@ -42,7 +42,7 @@ gpt make_model(double dropout) {
   static std::mutex mutex;
   std::unique_lock guard{mutex};
   torch::manual_seed(7);
-  gpt_config sizes;
+  model_sizes sizes;
   sizes.vocabulary = vocabulary;
   sizes.sequence_length = length;
   sizes.layers = layers;

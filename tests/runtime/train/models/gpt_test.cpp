@@ -14,7 +14,7 @@ namespace {
 
 using state = std::map<std::string, torch::Tensor>;
 
-const smp::gpt_config tiny{
+const smp::model_sizes tiny{
   .vocabulary = 13, .sequence_length = 6, .layers = 2, .heads = 2, .width = 8};
 
 state state_of(smp::gpt& model) {
@@ -66,7 +66,7 @@ torch::Tensor attention(const state& s, const std::string& name,
 
 /// tokens: [T]
 torch::Tensor reference(const state& s, torch::Tensor tokens,
-                        const smp::gpt_config& cfg) {
+                        const smp::model_sizes& cfg) {
   const auto t = tokens.size(0);
   auto x = s.at("transformer.wte.weight").index_select(0, tokens)
            + s.at("transformer.wpe.weight").slice(0, 0, t);
@@ -165,7 +165,7 @@ TEST_CASE("A tied GPT has one object for both ends", "[runtime][gpt]") {
 
 TEST_CASE("The GPT starts as GPT-2 does", "[runtime][gpt]") {
   torch::manual_seed(3);
-  smp::gpt model{smp::gpt_config{.layers = 8}};
+  smp::gpt model{smp::model_sizes{.layers = 8}};
   for (auto& item : model->named_parameters()) {
     INFO(item.key());
     auto& p = item.value();
@@ -194,7 +194,7 @@ TEST_CASE("Dropout acts in training only", "[runtime][gpt]") {
 }
 
 TEST_CASE("Sizes that make no GPT are refused by key", "[runtime][gpt]") {
-  auto refuse = [](smp::gpt_config x, const char* text) {
+  auto refuse = [](smp::model_sizes x, const char* text) {
     CHECK_THROWS_WITH(smp::gpt{x}, ContainsSubstring(text));
   };
   refuse({.layers = 0}, "model.layers is 0");
