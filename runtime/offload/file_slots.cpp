@@ -30,20 +30,20 @@ std::optional<file_slots::slot> file_slots::take(uint64_t bytes) {
   return slot{offset, wanted};
 }
 
-void file_slots::give_back(slot x) {
-  in_use_ -= x.bytes;
-  auto after = free_.lower_bound(x.offset);
-  if (after != free_.end() && x.offset + x.bytes == after->first) {
-    x.bytes += after->second;
+void file_slots::give_back(slot freed) {
+  in_use_ -= freed.bytes;
+  auto after = free_.lower_bound(freed.offset);
+  if (after != free_.end() && freed.offset + freed.bytes == after->first) {
+    freed.bytes += after->second;
     after = free_.erase(after);
   }
   if (after != free_.begin())
     if (auto before = std::prev(after);
-        before->first + before->second == x.offset) {
-      before->second += x.bytes;
+        before->first + before->second == freed.offset) {
+      before->second += freed.bytes;
       return;
     }
-  free_.emplace_hint(after, x.offset, x.bytes);
+  free_.emplace_hint(after, freed.offset, freed.bytes);
 }
 
 uint64_t file_slots::missing(uint64_t bytes) const {

@@ -24,7 +24,7 @@ public:
   /// @returns nothing if no free part has `bytes`
   std::optional<slot> take(uint64_t bytes);
 
-  void give_back(slot x);
+  void give_back(slot freed);
 
   /// @returns by how much the file has to grow before `bytes` can be taken, a
   /// multiple of `granule`

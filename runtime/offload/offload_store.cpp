@@ -26,25 +26,25 @@ constexpr uint64_t growth = 16 << 20;
 /// Alignment of addresses for vector instructions.
 constexpr uint64_t alignment = 64;
 
-/// Tells whether errno `x` says that the disk or the quota is full, or that the
+/// Tells whether an errno says that the disk or the quota is full, or that the
 /// file may not be longer.
-bool is_lack_of_room(int x) {
-  return x == ENOSPC || x == EDQUOT || x == EFBIG;
+bool is_lack_of_room(int why) {
+  return why == ENOSPC || why == EDQUOT || why == EFBIG;
 }
 
 /// Frees storages that nothing else uses. Memory that goes back to the heap
 /// stays with the process (R27), so its pages go back to the system first.
-void free_pages(std::vector<c10::Storage>& xs) {
-  while (!xs.empty()) {
-    auto x = std::move(xs.back());
-    xs.pop_back();
-    if (!x || x.use_count() > 1
-        || x.data_ptr().get_deleter()
+void free_pages(std::vector<c10::Storage>& storages) {
+  while (!storages.empty()) {
+    auto memory = std::move(storages.back());
+    storages.pop_back();
+    if (!memory || memory.use_count() > 1
+        || memory.data_ptr().get_deleter()
              != c10::GetDefaultCPUAllocator()->raw_deleter())
       continue;
     constexpr auto page = file_slots::granule;
-    auto begin = reinterpret_cast<uintptr_t>(x.mutable_data());
-    auto end = (begin + x.nbytes()) / page * page;
+    auto begin = reinterpret_cast<uintptr_t>(memory.mutable_data());
+    auto end = (begin + memory.nbytes()) / page * page;
     begin = (begin + page - 1) / page * page;
     if (begin < end)
       ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
@@ -54,7 +54,7 @@ void free_pages(std::vector<c10::Storage>& xs) {
 } // namespace
 
 /// Bytes that are written and read together. Several sets may share them.
-struct offload_store::block {
+struct offload_store::saved_block {
   c10::Storage memory = {}; // empty: only the file has the bytes
   uint64_t offset = 0;      // in `memory`
   uint64_t bytes = 0;
@@ -67,7 +67,7 @@ struct offload_store::block {
   failure why = {}; // set if it could not be written or read
 };
 
-struct offload_store::entry {
+struct offload_store::saved_set {
   uint64_t lane = 0;
   std::vector<block_ptr> blocks = {};
   bool wanted = false;
@@ -76,33 +76,34 @@ struct offload_store::entry {
 
 // -- set ----------------------------------------------------------------------
 
-offload_store::set::set(std::shared_ptr<offload_store> store, entry_ptr x)
-  : store_(std::move(store)), entry_(std::move(x)) {
+offload_store::set::set(std::shared_ptr<offload_store> store, set_ptr content)
+  : store_(std::move(store)), content_(std::move(content)) {
   // nop
 }
 
 offload_store::set::~set() {
   std::vector<c10::Storage> freed; // after the lock
   guard held{store_->mutex_};
-  store_->remove(*entry_, freed);
+  store_->remove(*content_, freed);
   held.unlock();
 }
 
 std::vector<offload_store::part> offload_store::set::take() {
-  return store_->take(*entry_);
+  return store_->take(*content_);
 }
 
 // -- store --------------------------------------------------------------------
 
-offload_store::offload_store(std::unique_ptr<offload_file> file, options x)
-  : options_(std::move(x)), file_(std::move(file)) {
+offload_store::offload_store(std::unique_ptr<offload_file> file,
+                             options settings)
+  : options_(std::move(settings)), file_(std::move(file)) {
   thread_ = std::thread{[this] { run(); }};
 }
 
 std::shared_ptr<offload_store>
-offload_store::make(std::unique_ptr<offload_file> file, options x) {
+offload_store::make(std::unique_ptr<offload_file> file, options settings) {
   return std::shared_ptr<offload_store>(
-    new offload_store(std::move(file), std::move(x)));
+    new offload_store(std::move(file), std::move(settings)));
 }
 
 offload_store::~offload_store() {
@@ -138,7 +139,7 @@ offload_store::block_ptr offload_store::block_of(const part& range) {
       if (auto result = given->second.second.lock();
           result && result->holders > 0)
         return result;
-  auto result = std::make_shared<block>();
+  auto result = std::make_shared<saved_block>();
   result->memory = range.memory;
   result->offset = range.offset;
   result->bytes = range.bytes;
@@ -150,18 +151,18 @@ offload_store::block_ptr offload_store::block_of(const part& range) {
   return result;
 }
 
-std::unique_ptr<offload_store::set> offload_store::give(uint64_t lane,
-                                                        std::vector<part> xs) {
-  auto x = std::make_shared<entry>();
-  x->lane = lane;
-  auto result = std::make_unique<set>(shared_from_this(), x);
+std::unique_ptr<offload_store::set>
+offload_store::give(uint64_t lane, std::vector<part> parts) {
+  auto content = std::make_shared<saved_set>();
+  content->lane = lane;
+  auto result = std::make_unique<set>(shared_from_this(), content);
   guard held{mutex_};
-  for (auto& y : xs) {
-    x->blocks.push_back(block_of(y));
-    ++x->blocks.back()->holders;
+  for (auto& range : parts) {
+    content->blocks.push_back(block_of(range));
+    ++content->blocks.back()->holders;
   }
-  lanes_[lane].push_back(x.get());
-  writes_.push_back(x);
+  lanes_[lane].push_back(content.get());
+  writes_.push_back(content);
   look_ahead();
   work_.notify_one();
   await(held, "writing activations to",
@@ -169,70 +170,71 @@ std::unique_ptr<offload_store::set> offload_store::give(uint64_t lane,
   return result;
 }
 
-std::vector<offload_store::part> offload_store::take(entry& x) {
+std::vector<offload_store::part> offload_store::take(saved_set& set) {
   std::vector<c10::Storage> freed; // after the lock
   guard held{mutex_};
   // Backward has reached this lane, so its other sets come next.
-  std::erase(order_, x.lane);
-  order_.insert(order_.begin(), x.lane);
-  want(x, true);
+  std::erase(order_, set.lane);
+  order_.insert(order_.begin(), set.lane);
+  want(set, true);
   await(held, "reading activations from", [&] {
-    return std::ranges::all_of(x.blocks,
-                               [](auto& y) { return y->memory || y->why; });
+    return std::ranges::all_of(
+      set.blocks, [](auto& block) { return block->memory || block->why; });
   });
   std::vector<part> result;
-  for (auto& y : x.blocks) {
-    if (y->why)
-      throw error{y->why};
-    result.push_back({y->memory, y->offset, y->bytes, 0});
+  for (auto& block : set.blocks) {
+    if (block->why)
+      throw error{block->why};
+    result.push_back({block->memory, block->offset, block->bytes, 0});
   }
-  remove(x, freed);
+  remove(set, freed);
   look_ahead();
   held.unlock();
   return result;
 }
 
-/// `x` is not needed any more. @param freed gets storages to be freed without
-/// the lock
-void offload_store::remove(entry& x, std::vector<c10::Storage>& freed) {
-  if (std::exchange(x.gone, true))
+/// The set is not needed any more. @param freed gets storages to be freed
+/// without the lock
+void offload_store::remove(saved_set& set, std::vector<c10::Storage>& freed) {
+  if (std::exchange(set.gone, true))
     return;
-  if (auto lane = lanes_.find(x.lane); lane != lanes_.end()) {
-    std::erase(lane->second, &x);
+  if (auto lane = lanes_.find(set.lane); lane != lanes_.end()) {
+    std::erase(lane->second, &set);
     if (lane->second.empty())
       lanes_.erase(lane);
   }
-  for (auto& y : x.blocks) {
-    --y->holders;
-    y->wanted -= x.wanted ? 1 : 0;
-    release(*y, freed);
+  for (auto& block : set.blocks) {
+    --block->holders;
+    block->wanted -= set.wanted ? 1 : 0;
+    release(*block, freed);
   }
-  x.blocks.clear();
+  set.blocks.clear();
 }
 
-/// Gives up the slot and the memory that `x` does not need.
-void offload_store::release(block& x, std::vector<c10::Storage>& freed) {
-  if (x.moving)
+/// Gives up the slot and the memory that are not needed.
+void offload_store::release(saved_block& block,
+                            std::vector<c10::Storage>& freed) {
+  if (block.moving)
     return; // `moved` calls this again
-  if (x.holders == 0)
-    free_slot(x);
-  if (x.holders == 0 || (x.slot && x.wanted == 0))
-    freed.push_back(std::exchange(x.memory, {}));
+  if (block.holders == 0)
+    free_slot(block);
+  if (block.holders == 0 || (block.slot && block.wanted == 0))
+    freed.push_back(std::exchange(block.memory, {}));
 }
 
-void offload_store::free_slot(block& x) {
-  if (auto slot = std::exchange(x.slot, std::nullopt))
+void offload_store::free_slot(saved_block& block) {
+  if (auto slot = std::exchange(block.slot, std::nullopt))
     slots_.give_back(*slot);
 }
 
 /// @param first whether it is read before all others
-void offload_store::want(entry& x, bool first) {
-  if (!std::exchange(x.wanted, true))
-    for (auto& y : x.blocks)
-      ++y->wanted;
-  for (auto& y : x.blocks)
-    if (!y->memory && !y->moving)
-      reads_.insert(first ? reads_.begin() : reads_.end(), y);
+void offload_store::want(saved_set& set, bool first) {
+  if (!std::exchange(set.wanted, true))
+    for (auto& block : set.blocks)
+      ++block->wanted;
+  for (auto& block : set.blocks)
+    if (!block->memory && !block->moving)
+      reads_.insert(first ? reads_.begin() : reads_.end(), block);
   work_.notify_one();
 }
 
@@ -243,12 +245,12 @@ void offload_store::look_ahead() {
     auto lane = lanes_.find(id);
     if (lane == lanes_.end())
       continue;
-    auto& xs = lane->second;
-    for (auto i = xs.rbegin(); i != xs.rend(); ++i) {
+    auto& sets = lane->second;
+    for (auto set = sets.rbegin(); set != sets.rend(); ++set) {
       if (left-- == 0)
         return;
-      if (!(*i)->wanted)
-        want(**i, false);
+      if (!(*set)->wanted)
+        want(**set, false);
     }
   }
 }
@@ -302,30 +304,29 @@ void offload_store::run() {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   guard held{mutex_};
   while (!stopping_)
-    if (auto x = next_read())
-      read(held, x);
-    else if (auto y = next_write())
-      write(held, y);
+    if (auto needed = next_read())
+      read(held, *needed);
+    else if (auto given = next_write())
+      write(held, *given);
     else
       work_.wait(held);
 }
 
 offload_store::block_ptr offload_store::next_read() {
   while (!reads_.empty()) {
-    auto x = std::move(reads_.front());
+    auto block = std::move(reads_.front());
     reads_.pop_front();
-    if (x->slot && !x->memory && x->wanted > 0)
-      return x;
+    if (block->slot && !block->memory && block->wanted > 0)
+      return block;
   }
   return nullptr;
 }
 
 offload_store::block_ptr offload_store::next_write() {
   while (!writes_.empty()) {
-    auto& x = *writes_.front();
-    for (auto& y : x.blocks)
-      if (!y->slot && !y->stays && y->wanted == 0)
-        return y;
+    for (auto& block : writes_.front()->blocks)
+      if (!block->slot && !block->stays && block->wanted == 0)
+        return block;
     writes_.pop_front();
     done_.notify_all();
   }
@@ -333,11 +334,12 @@ offload_store::block_ptr offload_store::next_write() {
 }
 
 /// Ends a write or read, and frees what it kept.
-void offload_store::moved(guard& held, block& x, c10::Storage memory) {
+void offload_store::moved(guard& held, saved_block& block,
+                          c10::Storage memory) {
   std::vector<c10::Storage> freed;
   freed.push_back(std::move(memory));
-  x.moving = false;
-  release(x, freed);
+  block.moving = false;
+  release(block, freed);
   done_.notify_all();
   held.unlock();
   free_pages(freed);
@@ -345,59 +347,59 @@ void offload_store::moved(guard& held, block& x, c10::Storage memory) {
 }
 
 /// Allocates memory before it reads, which may fail.
-void offload_store::read(guard& held, const block_ptr& x) {
-  auto from = x->slot->offset;
-  x->moving = true;
+void offload_store::read(guard& held, saved_block& block) {
+  auto from = block.slot->offset;
+  block.moving = true;
   held.unlock();
   c10::Storage memory;
   failure why;
   try {
-    auto bytes = static_cast<int64_t>(x->misalignment + x->bytes);
+    auto bytes = static_cast<int64_t>(block.misalignment + block.bytes);
     memory = {c10::Storage::use_byte_size_t{}, bytes, c10::GetCPUAllocator(),
               true};
-    auto* to = static_cast<char*>(memory.mutable_data()) + x->misalignment;
-    if (auto error = file_->read(to, x->bytes, from))
+    auto* to = static_cast<char*>(memory.mutable_data()) + block.misalignment;
+    if (auto error = file_->read(to, block.bytes, from))
       why = failed("read activations back from", error);
   } catch (const c10::Error& e) {
     why = {error_code::user_code, no_rank, {}, e.what_without_backtrace()};
   }
   held.lock();
   if (why) {
-    x->why = std::move(why);
+    block.why = std::move(why);
   } else {
-    counts_.read += x->bytes;
-    x->memory = std::move(memory);
-    x->offset = x->misalignment;
+    counts_.read += block.bytes;
+    block.memory = std::move(memory);
+    block.offset = block.misalignment;
   }
-  moved(held, *x, {});
+  moved(held, block, {});
 }
 
-void offload_store::write(guard& held, const block_ptr& x) {
-  x->moving = true;
-  auto memory = x->memory;
-  auto slot = slots_.take(x->bytes);
+void offload_store::write(guard& held, saved_block& block) {
+  block.moving = true;
+  auto memory = block.memory;
+  auto slot = slots_.take(block.bytes);
   auto why = 0;
   if (!slot) {
-    why = full_ ? ENOSPC : make_room(held, x->bytes);
+    why = full_ ? ENOSPC : make_room(held, block.bytes);
     if (why == 0) // only this thread takes slots
-      slot = slots_.take(x->bytes);
+      slot = slots_.take(block.bytes);
   }
   if (slot) {
     held.unlock();
-    auto* begin = static_cast<const char*>(memory.data()) + x->offset;
-    why = file_->write(begin, x->bytes, slot->offset);
+    auto* begin = static_cast<const char*>(memory.data()) + block.offset;
+    why = file_->write(begin, block.bytes, slot->offset);
     held.lock();
   }
   if (why != 0) {
     if (slot)
       slots_.give_back(*slot);
-    refuse(held, *x, why);
+    refuse(held, block, why);
   } else {
-    x->slot = slot;
-    counts_.written += x->bytes;
+    block.slot = slot;
+    counts_.written += block.bytes;
     counts_.peak_bytes = std::max(counts_.peak_bytes, slots_.in_use());
   }
-  moved(held, *x, std::move(memory));
+  moved(held, block, std::move(memory));
 }
 
 int offload_store::make_room(guard& held, uint64_t bytes) {
@@ -415,21 +417,21 @@ int offload_store::make_room(guard& held, uint64_t bytes) {
 }
 
 /// A full disk is not an error: the bytes stay in memory.
-void offload_store::refuse(guard& held, block& x, int why) {
-  x.stays = true;
+void offload_store::refuse(guard& held, saved_block& block, int why) {
+  block.stays = true;
   if (!is_lack_of_room(why)) {
-    x.why = failed("write activations to", why);
+    block.why = failed("write activations to", why);
     return;
   }
   full_ = true;
-  counts_.stayed += x.bytes;
+  counts_.stayed += block.bytes;
   if (!options_.warn || std::exchange(warned_, true))
     return;
   auto text = fmt::format(
     "no room in '{}' for more activations ({}; {} MB are in the file, {} bytes "
     "more were needed): they stay in memory. Free some space, or name another "
     "folder in smp.offload_dir",
-    options_.dir, std::strerror(why), slots_.in_use() / 1'000'000, x.bytes);
+    options_.dir, std::strerror(why), slots_.in_use() / 1'000'000, block.bytes);
   held.unlock();
   options_.warn(text);
   held.lock();

@@ -65,15 +65,15 @@ public:
   };
 
 private:
-  struct block;
-  struct entry;
+  struct saved_block;
+  struct saved_set;
 
 public:
   /// The bytes of one `give`. The destructor frees what was not taken.
   class set {
   public:
     explicit set(std::shared_ptr<offload_store> store,
-                 std::shared_ptr<entry> x);
+                 std::shared_ptr<saved_set> content);
     ~set();
     set(const set&) = delete;
     set& operator=(const set&) = delete;
@@ -87,18 +87,18 @@ public:
 
   private:
     std::shared_ptr<offload_store> store_;
-    std::shared_ptr<entry> entry_;
+    std::shared_ptr<saved_set> content_;
   };
 
   static std::shared_ptr<offload_store> make(std::unique_ptr<offload_file> file,
-                                             options x);
+                                             options settings);
 
   ~offload_store();
 
-  /// @param xs must not change any more; bytes that are given several times
+  /// @param parts must not change any more; bytes that are given several times
   /// are written once
   /// @throws error (transport) after `options::patience`
-  std::unique_ptr<set> give(uint64_t lane, std::vector<part> xs);
+  std::unique_ptr<set> give(uint64_t lane, std::vector<part> parts);
 
   /// The sets of this lane will be needed, after those of lanes that were
   /// announced before.
@@ -115,17 +115,17 @@ public:
 private:
   using guard = std::unique_lock<std::mutex>;
   using key = std::tuple<const void*, uint64_t, uint64_t, uint32_t>;
-  using block_ptr = std::shared_ptr<block>;
-  using entry_ptr = std::shared_ptr<entry>;
+  using block_ptr = std::shared_ptr<saved_block>;
+  using set_ptr = std::shared_ptr<saved_set>;
 
-  offload_store(std::unique_ptr<offload_file> file, options x);
+  offload_store(std::unique_ptr<offload_file> file, options settings);
 
-  block_ptr block_of(const part& x);
-  std::vector<part> take(entry& x);
-  void remove(entry& x, std::vector<c10::Storage>& freed);
-  void release(block& x, std::vector<c10::Storage>& freed);
-  void free_slot(block& x);
-  void want(entry& x, bool first);
+  block_ptr block_of(const part& range);
+  std::vector<part> take(saved_set& set);
+  void remove(saved_set& set, std::vector<c10::Storage>& freed);
+  void release(saved_block& block, std::vector<c10::Storage>& freed);
+  void free_slot(saved_block& block);
+  void want(saved_set& set, bool first);
   void look_ahead();
   void await(guard& held, const char* what, const std::function<bool()>& done);
 
@@ -134,12 +134,12 @@ private:
   void run();
   block_ptr next_read();
   block_ptr next_write();
-  void moved(guard& held, block& x, c10::Storage memory);
-  void read(guard& held, const block_ptr& x);
-  void write(guard& held, const block_ptr& x);
+  void moved(guard& held, saved_block& block, c10::Storage memory);
+  void read(guard& held, saved_block& block);
+  void write(guard& held, saved_block& block);
   /// @returns errno
   int make_room(guard& held, uint64_t bytes);
-  void refuse(guard& held, block& x, int why);
+  void refuse(guard& held, saved_block& block, int why);
   failure failed(const char* what, int why) const;
 
   options options_;
@@ -148,12 +148,12 @@ private:
   std::condition_variable work_;
   std::condition_variable done_;
   file_slots slots_;
-  std::map<uint64_t, std::vector<entry*>> lanes_;
+  std::map<uint64_t, std::vector<saved_set*>> lanes_;
   std::vector<uint64_t> order_; // of the announced lanes
-  std::deque<entry_ptr> writes_;
+  std::deque<set_ptr> writes_;
   std::deque<block_ptr> reads_;
   std::map<key, std::pair<c10::weak_intrusive_ptr<c10::StorageImpl>,
-                          std::weak_ptr<block>>>
+                          std::weak_ptr<saved_block>>>
     given_; // in this step
   counts counts_;
   bool full_ = false; // in this step

@@ -12,28 +12,29 @@ namespace {
 /// Fewer bytes are not worth a system call.
 constexpr uint64_t least = 4096;
 
-/// @returns the bytes of `x`, with the gaps between them, or nothing if they
-/// stay in memory
-std::optional<offload_store::part> bytes_of(const at::Tensor& x) {
-  if (!x.defined() || x.layout() != at::kStrided || !x.device().is_cpu()
-      || !x.has_storage() || x.is_nested() || x.is_quantized() || x.is_conj()
-      || x.is_neg() || x.numel() == 0)
+/// @returns the bytes of a tensor, with the gaps between them, or nothing if
+/// they stay in memory
+std::optional<offload_store::part> bytes_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided
+      || !tensor.device().is_cpu() || !tensor.has_storage()
+      || tensor.is_nested() || tensor.is_quantized() || tensor.is_conj()
+      || tensor.is_neg() || tensor.numel() == 0)
     return std::nullopt;
-  auto size = static_cast<uint64_t>(x.element_size());
+  auto size = static_cast<uint64_t>(tensor.element_size());
   uint64_t last = 0;
-  for (int64_t i = 0; i < x.dim(); ++i)
-    last += static_cast<uint64_t>((x.size(i) - 1) * x.stride(i));
+  for (int64_t i = 0; i < tensor.dim(); ++i)
+    last += static_cast<uint64_t>((tensor.size(i) - 1) * tensor.stride(i));
   offload_store::part result;
   result.bytes = (last + 1) * size;
-  auto content = static_cast<uint64_t>(x.numel()) * size;
+  auto content = static_cast<uint64_t>(tensor.numel()) * size;
   if (result.bytes < least || result.bytes > 2 * content)
     return std::nullopt;
-  result.memory = x.storage();
-  result.offset = static_cast<uint64_t>(x.storage_offset()) * size;
-  result.version = x.is_inference() ? 0 : x._version();
+  result.memory = tensor.storage();
+  result.offset = static_cast<uint64_t>(tensor.storage_offset()) * size;
+  result.version = tensor.is_inference() ? 0 : tensor._version();
   // Elements must be aligned, also at the address where they come back.
   if (result.memory.data() == nullptr
-      || reinterpret_cast<uintptr_t>(x.const_data_ptr()) % size != 0)
+      || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % size != 0)
     return std::nullopt;
   return result;
 }
