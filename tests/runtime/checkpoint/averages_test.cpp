@@ -4,9 +4,9 @@
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/session/placement.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch/two_layers.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -27,20 +27,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t ranks = 4; // two replicas of two
-
-struct layers_impl : torch::nn::Module {
-  layers_impl() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-
-  Tensor forward(Tensor x) {
-    return second(torch::tanh(first(x)));
-  }
-
-  submodule<torch::nn::Linear> first{4, 7}, second{7, 1};
-};
-TORCH_MODULE_IMPL(layers, layers_impl);
 
 struct averaged_job {
   bool shards = false;
@@ -72,7 +58,7 @@ void run_ranks(const averaged_job& x, F f) {
   world.config.bf16_params = x.half;
   world.config.threads = 1;
   run_virtual_world(ranks, world, [&](session& s) {
-    distributed_model model{seeded([] { return layers{}; })};
+    distributed_model model{seeded([] { return two_layers{}; })};
     place_in_turn(model);
     torch::optim::SGD sgd{model->parameters(), 0.5};
     distributed_optimizer optimizer{sgd, {.ema_decay = 0.75}};

@@ -83,9 +83,6 @@ struct net_impl : torch::nn::Module {
 struct net_of_smp_impl : net_impl<submodule> {};
 TORCH_MODULE_IMPL(net_of_smp, net_of_smp_impl);
 
-template <class H>
-using plain = H;
-
 using numbers = std::map<std::string, Tensor>;
 using parameter_groups = std::vector<optim::OptimizerParamGroup>;
 using optimizer_ptr = std::unique_ptr<optim::Optimizer>;
@@ -109,7 +106,7 @@ Tensor data_of(int64_t step) {
 
 /// One process without a break, no line of smp.
 numbers train_alone(const maker& make, int64_t steps) {
-  auto model = seeded([] { return net_impl<plain>{}; });
+  auto model = seeded([] { return net_impl<as_is>{}; });
   auto optimizer = make(groups_of(model.parameters()));
   for (int64_t i = 0; i < steps; ++i) {
     optimizer->zero_grad();

@@ -5,9 +5,9 @@
 #include "runtime/session/placement.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch/two_layers.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <filesystem>
@@ -23,25 +23,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct chain_impl : torch::nn::Module {
-  chain_impl() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-
-  Tensor forward(Tensor x) {
-    return second(first(x));
-  }
-
-  submodule<torch::nn::Linear> first{4, 3}, second{3, 1};
-};
-TORCH_MODULE_IMPL(chain, chain_impl);
-
 /// Calls `f` on both ranks with the session, the model and its optimizer.
 template <class F>
 void on_two_ranks(F f) {
   run_virtual_world(2, manual_world(), [&](session& s) {
-    distributed_model model{seeded([] { return chain{}; })};
+    distributed_model model{seeded([] { return two_layers{4, 3}; })};
     place_in_turn(model);
     torch::optim::SGD sgd{model->parameters(), 0.1};
     distributed_optimizer optimizer{sgd};

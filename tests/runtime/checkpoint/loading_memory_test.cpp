@@ -4,6 +4,7 @@
 #include "runtime/session/placement.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/live_bytes.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -97,11 +98,7 @@ TEST_CASE("no rank has more than a piece beside what it owns",
   constexpr int64_t small = 64 << 10; // counts, and a generator's state
   scratch_dir dir, again;
   on_ranks({}, [&](session&, auto& model, auto& optimizer) {
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     train_step(torch::ones({2, wide}));
     optimizer.step();
     save_checkpoint(dir.path, 1, model, {&optimizer});

@@ -2,6 +2,7 @@
 
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
@@ -72,11 +73,7 @@ run_end train(const std::string& dir, uint64_t steps,
     torch::optim::SGD sgd{model->parameters(),
                           torch::optim::SGDOptions(0.01).momentum(0.9)};
     distributed_optimizer optimizer{sgd};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     auto compute = [&](uint64_t i) {
       auto replicas = static_cast<int64_t>(dp_size());
       train_step(data_of(i).chunk(replicas).at(dp_rank()));

@@ -2,6 +2,7 @@
 
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/optim/schedulers/step_lr.h>
@@ -58,11 +59,7 @@ std::vector<std::vector<double>> train(const std::string& dir, uint64_t steps) {
     torch::optim::SGD sgd{model->parameters(), 0.1};
     distributed_optimizer optimizer{sgd};
     resumable_lr schedule{sgd, 2, 0.5};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     uint64_t done = 0;
     if (auto from = resume_from_checkpoint(dir, model, {&optimizer})) {
       done = from->step;

@@ -4,6 +4,7 @@
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/model/hook.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -112,11 +113,7 @@ TEST_CASE("a child that came after the model was taken runs at its owner",
     }};
     made->body->push_back(late);
     set_partition(*late, 1);
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     train_step(torch::ones({2, 3})).reduce_mean();
     auto all = model.gradients();
     if (s.rank() == 0)
@@ -132,11 +129,7 @@ TEST_CASE("a child that is pushed into a partitioned model is refused by name",
           "[runtime][intercept]") {
   run_virtual_world(2, manual_world(), [](session& s) {
     distributed_model model{seeded([] { return linear_chain{}; })};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     train_step(torch::ones({1, 2}));
     model->net->push_back(torch::nn::Linear(2, 2));
     auto told = error_of(

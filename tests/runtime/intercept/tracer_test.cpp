@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/step/model_state.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <ATen/Context.h>
@@ -103,11 +104,7 @@ traced_step run(const virtual_world_options& world, Make make, Tensor x) {
   std::mutex mutex;
   run_virtual_world(ranks, world, [&](session& s) {
     distributed_model model{seeded(make)};
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y).square().mean();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, mean_square_of);
     auto loss = train_step(x).reduce_mean();
     auto state = model.state_dict();
     auto gradients = model.gradients();

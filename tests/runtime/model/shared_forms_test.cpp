@@ -2,6 +2,7 @@
 
 #include "smp/nn.hpp"
 #include "tests/support/torch/near.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -217,11 +218,7 @@ outcome train_forms(uint64_t pipeline, const Tensor& data) {
     auto there = static_cast<uint32_t>(pipeline - 1);
     set_partition(*model->block, there);
     set_partition(*model->chain, there);
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     auto loss = train_step(data.chunk(2).at(data_rank())).reduce_mean();
     loss = allreduce(loss, comm_group::dp, reduce_op::mean);
     auto gradients = model.gradients();

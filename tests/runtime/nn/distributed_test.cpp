@@ -3,6 +3,7 @@
 #include "smp/nn.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/utils.h>
@@ -60,11 +61,7 @@ TEST_CASE("submodules that are distributed are shared without being told",
     run_virtual_world(2, world, [&](session& s) {
       distributed_model model{
         seeded([] { return torch::nn::ModuleHolder<net_impl>{}; })};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x);
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model);
       auto tokens = torch::arange(8).add(10 * dp_rank());
       train_step(torch::cat({tokens, tokens.slice(0, 0, 4)}).view({3, 4}));
       auto gradients = model.gradients();

@@ -2,6 +2,7 @@
 
 #include "tests/support/torch/live_bytes.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -110,11 +111,7 @@ adagrad_run train_replicas() {
       model.partition();
     }
     result.bytes[s.rank()] = *bytes;
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     for (int64_t i = 0; i < steps; ++i) {
       optimizer->zero_grad();
       train_step(data_of(i).chunk(2).at(dp_rank()));

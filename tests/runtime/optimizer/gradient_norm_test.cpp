@@ -2,6 +2,7 @@
 
 #include "runtime/optimizer/gradient_norm.hpp"
 #include "runtime/train/models/gpt.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/optim/sgd.h>
@@ -134,11 +135,7 @@ TEST_CASE("the norm of a long gradient is right in each digit",
     distributed_model model{
       function{[](function_impl& m, Tensor x) { return m.weight.sum() * x; },
                torch::zeros({many})}};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss.detach();
-    });
+    auto train_step = training_step(model, sum_of);
     train_step(torch::full({1}, element));
     auto expected = static_cast<float>(element) * std::sqrt(double{many});
     auto norm = clip_grad_norm_(model, INFINITY);

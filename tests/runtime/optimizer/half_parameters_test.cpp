@@ -5,6 +5,7 @@
 #include "runtime/session/placement.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/embedding.h>
@@ -69,9 +70,6 @@ struct net_impl : torch::nn::Module {
 struct distributed_net_impl : net_impl<submodule> {};
 TORCH_MODULE_IMPL(distributed_net, distributed_net_impl);
 
-template <class H>
-using plain = H;
-
 using optimizer_ptr = std::unique_ptr<torch::optim::Optimizer>;
 
 optimizer_ptr make_optimizer(const std::string& type,
@@ -123,7 +121,7 @@ struct training {
 
 /// One process in plain torch.
 training train_alone(const job& x) {
-  auto model = seeded([] { return net_impl<plain>{}; });
+  auto model = seeded([] { return net_impl<as_is>{}; });
   model.to(x.type);
   auto parameters = model.named_parameters();
   std::vector<Tensor> masters;
@@ -229,11 +227,7 @@ training train_ranks(const job& x, const run_options& options = {}) {
                                              {&optimizer}))
         done = from->step;
     place_in_turn(model);
-    auto train_step = step([&](Tensor data) {
-      auto loss = model(data);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     for (auto i = static_cast<int64_t>(done); i < x.steps; ++i) {
       optimizer.zero_grad();
       for (auto& [name, p] : model.local_named_parameters())
@@ -389,11 +383,7 @@ TEST_CASE("slices of tensor-parallel ranks have float32 weights of their own",
       }
       auto inner = make_optimizer("sgd", model->parameters());
       distributed_optimizer optimizer{*inner};
-      auto train_step = step([&](Tensor data) {
-        auto loss = model(data);
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model);
       for (int64_t i = 0; i < 3; ++i) {
         optimizer.zero_grad();
         train_step(data_of(2, i).chunk(2).at(dp_rank()));

@@ -2,6 +2,8 @@
 
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
+#include "tests/support/torch/two_layers.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
@@ -26,26 +28,6 @@ using Catch::Matchers::ContainsSubstring;
 namespace {
 
 constexpr int64_t width = 4;
-
-template <template <class> class P>
-struct two_layers_impl : torch::nn::Module {
-  two_layers_impl() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-
-  Tensor forward(Tensor x) {
-    return second(torch::tanh(first(x)));
-  }
-
-  P<torch::nn::Linear> first{width, width}, second{width, 1};
-};
-
-struct distributed_layers_impl : two_layers_impl<submodule> {};
-TORCH_MODULE_IMPL(distributed_layers, distributed_layers_impl);
-
-template <class H>
-using plain = H;
 
 session_config grid(uint64_t pipeline, bool ddp, bool shards = false) {
   session_config result;
@@ -89,7 +71,9 @@ std::vector<rank_run> train(const scaled_job& x) {
   world.config = x.config;
   world.reorder = true;
   run_virtual_world(x.ranks, world, [&](session& s) {
-    distributed_model model{seeded([] { return distributed_layers{}; })};
+    distributed_model model{seeded([] {
+      return two_layers{width, width};
+    })};
     set_partition(*model->second,
                   static_cast<uint32_t>(x.config.pipeline_parallel_degree - 1));
     torch::optim::SGD sgd{model->parameters(),
@@ -126,7 +110,7 @@ std::vector<rank_run> train(const scaled_job& x) {
 std::vector<numbers> train_alone(int64_t steps,
                                  const std::vector<int64_t>& skipped,
                                  const std::vector<int64_t>& adds_up) {
-  auto model = seeded([] { return two_layers_impl<plain>{}; });
+  auto model = seeded([] { return two_layers_of<as_is>{width, width}; });
   torch::optim::SGD sgd{model.parameters(),
                         torch::optim::SGDOptions(0.1).momentum(0.9)};
   std::vector<numbers> result;
@@ -255,11 +239,7 @@ TEST_CASE("a slice that is not finite on one rank updates nothing on its peer",
     torch::optim::SGD sgd{model->parameters(), 0.1};
     distributed_optimizer optimizer{
       sgd, {.dynamic_loss_scale = true, .dynamic_loss_args = quick}};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).square().mean();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, mean_square_of);
     for (int64_t i = 0; i < 3; ++i) {
       optimizer.zero_grad();
       auto x = data_of(i).chunk(2).at(dp_rank()).clone();
@@ -316,7 +296,9 @@ TEST_CASE("two scales for one model, or of one optimizer, are refused",
   world.config.threads = 1;
   std::vector<std::string> said;
   run_virtual_world(1, world, [&](session&) {
-    distributed_model model{seeded([] { return distributed_layers{}; })};
+    distributed_model model{seeded([] {
+      return two_layers{width, width};
+    })};
     torch::optim::SGD a{model->first->parameters(), 0.1};
     torch::optim::SGD b{model->second->parameters(), 0.1};
     auto refused = [&](const optimizer_options& x) {

@@ -4,6 +4,7 @@
 #include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/stderr_to.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/functional/embedding.h>
@@ -87,11 +88,7 @@ std::vector<std::string> errors_of(const grid& x, const maker& make) {
     distributed_model model{seeded([] { return checked_net{}; })};
     if (x.pipeline == 1)
       model->second->smp_hook.pinned = 0;
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     auto attempt = [&](size_t i) {
       try {
         train_step(torch::ones({2, 3}));
@@ -217,11 +214,7 @@ TEST_CASE("a replica that leaves before the others is named, and the way out",
     distributed_model model{seeded([] { return checked_net{}; })};
     if (x.pipeline == 1)
       model->second->smp_hook.pinned = 0;
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     // The last replica has fewer batches.
     auto n = rdp_rank() + 1 == x.replicas ? 2 : 4;
     for (int i = 0; i < n; ++i)
@@ -289,11 +282,7 @@ std::string trained_sparsely(bool known, const maker_of_any& make) {
       distributed_model model{seeded([&] { return sparse_words{known}; })};
       auto inner = make(model->parameters());
       distributed_optimizer optimizer{*inner};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x).square().sum();
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model, square_sum_of);
       auto before = model->words->weight.detach().clone();
       for (int i = 0; i < 2; ++i) {
         optimizer.zero_grad();
@@ -443,11 +432,7 @@ TEST_CASE("a module that is called but not registered is told once",
     world.config.auto_partition = true;
     run_virtual_world(2, world, [&](session&) {
       distributed_model model{seeded([] { return forgetful{}; })};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x).square().sum();
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model, square_sum_of);
       for (int i = 0; i < 2; ++i)
         train_step(torch::ones({2, 3}));
     });

@@ -5,6 +5,7 @@
 #include "runtime/step/model_state.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/embedding.h>
@@ -67,9 +68,6 @@ struct distributed_mixture_impl : mixture_impl<submodule> {
 };
 TORCH_MODULE_IMPL(distributed_mixture, distributed_mixture_impl);
 
-template <class H>
-using plain = H;
-
 using parameters = std::vector<Tensor>;
 using optimizer_ptr = std::unique_ptr<torch::optim::Optimizer>;
 using maker = std::function<optimizer_ptr(const parameters&)>;
@@ -127,7 +125,7 @@ Tensor data_of(uint64_t replicas, int64_t step) {
 
 /// One process, no line of smp. @returns the parameters after each step
 std::vector<numbers> train_alone(const job& x) {
-  auto model = seeded([&] { return mixture_impl<plain>{x.sparse(), x.inner}; });
+  auto model = seeded([&] { return mixture_impl<as_is>{x.sparse(), x.inner}; });
   auto optimizer = makers.at(x.optimizer)(model.parameters());
   std::vector<numbers> result;
   for (int64_t i = 0; i < x.steps; ++i) {
@@ -187,11 +185,7 @@ sharded_run train_sharded(const job& x) {
       set_tensor_parallelism(*model->up);
     auto inner = makers.at(x.optimizer)(model->parameters());
     distributed_optimizer optimizer{*inner};
-    auto train_step = step([&](Tensor data) {
-      auto loss = model(data);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     for (int64_t i = 0; i < x.steps; ++i) {
       optimizer.zero_grad();
       for (auto& [name, p] : model.local_named_parameters())
@@ -356,11 +350,7 @@ TEST_CASE("an optimizer that looks at all parameters together is refused",
       })};
       torch::optim::LBFGS inner{model->parameters()};
       distributed_optimizer optimizer{inner};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x);
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model);
       train_step(data_of(1, 0));
     });
   } catch (const error& e) {

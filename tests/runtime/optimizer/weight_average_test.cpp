@@ -4,9 +4,9 @@
 #include "runtime/session/placement.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch/two_layers.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -25,26 +25,6 @@ using Catch::Matchers::ContainsSubstring;
 namespace {
 
 constexpr double decay = 0.75;
-
-template <template <class> class P>
-struct layers_impl : torch::nn::Module {
-  layers_impl() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-
-  Tensor forward(Tensor x) {
-    return second(torch::tanh(first(x)));
-  }
-
-  P<torch::nn::Linear> first{4, 7}, second{7, 1};
-};
-
-struct distributed_impl : layers_impl<submodule> {};
-TORCH_MODULE_IMPL(distributed, distributed_impl);
-
-template <class H>
-using plain = H;
 
 using numbers = std::map<std::string, Tensor>;
 
@@ -66,7 +46,7 @@ struct average_job {
 
 /// @returns the averages after the last step, by one process in plain torch
 numbers average_alone(const average_job& x) {
-  auto model = seeded([] { return layers_impl<plain>{}; });
+  auto model = seeded([] { return two_layers_of<as_is>{}; });
   model.to(x.type());
   auto parameters = model.named_parameters();
   std::vector<Tensor> weights, averages;
@@ -118,7 +98,7 @@ numbers average_ranks(const average_job& x, const std::string& dir) {
   world.config.threads = 1;
   world.reorder = true;
   run_virtual_world(x.pipeline * x.replicas, world, [&](session& s) {
-    distributed_model model{seeded([] { return distributed{}; })};
+    distributed_model model{seeded([] { return two_layers{}; })};
     torch::optim::SGD sgd{model->parameters(), 0.5};
     distributed_optimizer optimizer{sgd, {.ema_decay = decay}};
     auto from = resume_from_checkpoint(dir, model, {&optimizer});
@@ -185,7 +165,7 @@ TEST_CASE("averages that cannot be are refused by name",
   world.config.threads = 1;
   std::vector<std::string> said;
   run_virtual_world(1, world, [&](session&) {
-    distributed_model model{seeded([] { return distributed{}; })};
+    distributed_model model{seeded([] { return two_layers{}; })};
     torch::optim::SGD sgd{model->parameters(), 0.5};
     for (double bad : {0.0, 1.0})
       said.push_back(error_of([&] {
@@ -210,7 +190,7 @@ TEST_CASE("a weight that somebody set comes back after its average",
   world.config.threads = 1;
   named_tensors before, after;
   run_virtual_world(1, world, [&](session&) {
-    distributed_model model{seeded([] { return distributed{}; })};
+    distributed_model model{seeded([] { return two_layers{}; })};
     torch::optim::SGD sgd{model->parameters(), 0.5};
     distributed_optimizer optimizer{sgd, {.ema_decay = decay}};
     auto train_step = step([&](Tensor data) {

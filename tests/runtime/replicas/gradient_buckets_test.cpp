@@ -4,6 +4,7 @@
 #include "runtime/replicas/gradient_buckets.hpp"
 #include "runtime/step/model_state.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/embedding.h>
@@ -73,9 +74,6 @@ struct distributed_layers_impl : layers_impl<submodule> {
   using layers_impl::layers_impl;
 };
 TORCH_MODULE_IMPL(distributed_layers, distributed_layers_impl);
-
-template <class H>
-using plain = H;
 
 /// How gradients are set to zero before a step.
 enum class zeroing { drop, in_place, never };
@@ -181,7 +179,7 @@ void set_to_zero(const job& x, Optimizer& optimizer,
 
 /// One process, no line of smp.
 training train_alone(const job& x) {
-  auto model = seeded([&] { return layers_impl<plain>{x.sparse}; });
+  auto model = seeded([&] { return layers_impl<as_is>{x.sparse}; });
   model.to(x.type());
   torch::optim::SGD sgd{model.parameters(), x.optimizer()};
   training result;
@@ -239,11 +237,7 @@ replica_training train_replicas(const job& x, uint64_t seed = 1) {
     distributed_model model{made};
     torch::optim::SGD sgd{model->parameters(), x.optimizer()};
     distributed_optimizer optimizer{sgd, {.fused = x.fused}};
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     model.register_comm_hook(x.hook);
     auto& mine = result.ranks[s.rank()];
     for (int64_t i = 0; i < x.steps; ++i) {
@@ -464,11 +458,7 @@ TEST_CASE("gradients are views of buckets, and one that is the user's stays",
   world.config = job{}.config();
   run_virtual_world(2, world, [&](session& s) {
     distributed_model model{seeded([] { return distributed_layers{false}; })};
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     auto x = data_of({}, 0).chunk(2).at(s.rank());
     train_step(x);
     auto own = torch::ones_like(model->up->weight);
@@ -566,11 +556,7 @@ TEST_CASE("norms and checks see gradients of which replicas have parts",
         seeded([&] { return distributed_layers{false}; })};
       torch::optim::SGD sgd{model->parameters(), 0.1};
       distributed_optimizer optimizer{sgd};
-      auto train_step = step([&](Tensor y) {
-        auto loss = model(y);
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model);
       train_step(data_of(x, 0)
                    .chunk(static_cast<int64_t>(x.all_replicas()))
                    .at(dp_rank()));

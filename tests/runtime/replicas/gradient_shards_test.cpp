@@ -7,9 +7,10 @@
 #include "runtime/step/replicas.hpp"
 #include "runtime/step/step_call.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/torch/training_step.hpp"
+#include "tests/support/torch/two_layers.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -208,11 +209,7 @@ hooked_step step_with(comm_hook hook, bool shards, uint64_t ranks = 2,
     distributed_optimizer optimizer{sgd};
     model.register_comm_hook(hook);
     model.partition();
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     auto& fabric = s.internals().fabric();
     auto before = fabric.stats().bytes_sent;
     train_step(torch::full({2}, s.rank() == 0 ? 1.0 / 3 : 1.0));
@@ -238,11 +235,7 @@ std::vector<std::vector<double>> train_unsynced() {
     })};
     torch::optim::SGD sgd{model->parameters(), 0.125};
     distributed_optimizer optimizer{sgd};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     auto x = torch::full({2, 3}, 2.0 + 4.0 * static_cast<double>(s.rank()));
     auto& mine = result[s.rank()];
     auto note = [&](const Tensor& y) {
@@ -268,26 +261,6 @@ std::vector<std::vector<double>> train_unsynced() {
 
 // -- an optimizer of a part of the model --------------------------------------
 
-template <template <class> class P>
-struct two_layers_impl : torch::nn::Module {
-  two_layers_impl() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-
-  Tensor forward(Tensor x) {
-    return second(torch::tanh(first(x)));
-  }
-
-  P<torch::nn::Linear> first{4, 3}, second{3, 1};
-};
-
-template <class H>
-using plain = H;
-
-struct distributed_layers_impl : two_layers_impl<submodule> {};
-TORCH_MODULE_IMPL(distributed_layers, distributed_layers_impl);
-
 /// [4, 4]
 Tensor samples() {
   return torch::sin(torch::arange(16.0).view({4, 4})).to(torch::kFloat);
@@ -306,17 +279,13 @@ std::vector<std::pair<double, double>> norms_of(bool first_layer,
   world.config.auto_partition = false;
   world.config.stall_timeout = 20; // of ranks that wait in two groups
   run_virtual_world(4, world, [&](session& s) {
-    distributed_model model{seeded([] { return distributed_layers{}; })};
+    distributed_model model{seeded([] { return two_layers{4, 3}; })};
     set_partition(*model->second, 1);
     torch::optim::SGD sgd{first_layer ? model->first->parameters()
                                       : model->second->parameters(),
                           0.1};
     distributed_optimizer optimizer{sgd};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).square().mean();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, mean_square_of);
     train_step(samples().chunk(2).at(dp_rank()));
     auto before = clip_grad_norm_(model, 1e-3);
     result[s.rank()] = {before, clip_grad_norm_(model, 1e9)};
@@ -328,7 +297,7 @@ std::vector<std::pair<double, double>> norms_of(bool first_layer,
 }
 
 double norm_alone() {
-  auto model = seeded([] { return two_layers_impl<plain>{}; });
+  auto model = seeded([] { return two_layers_of<as_is>{4, 3}; });
   model.forward(samples()).square().mean().backward();
   auto squares = 0.0;
   for (auto& p : model.parameters())

@@ -3,6 +3,7 @@
 #include "runtime/lazy/late_value.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "tests/support/assertion_lock.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/optim/sgd.h>
@@ -101,11 +102,7 @@ TEST_CASE("a replica goes on until it needs what another one updates",
     distributed_model model{halves{}};
     slow_sgd inner{model->parameters(), 0.1};
     distributed_optimizer optimizer{inner};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).mean();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, mean_of);
     auto update = [&] {
       optimizer.zero_grad();
       train_step(torch::full({2, edge}, 0.5));
@@ -154,11 +151,7 @@ TEST_CASE("without overlap an update ends when all have it",
     distributed_model model{halves{}};
     torch::optim::SGD inner{model->parameters(), 0.1};
     distributed_optimizer optimizer{inner};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).mean();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, mean_of);
     train_step(torch::ones({2, edge}));
     optimizer.step();
     late += is_late(model->first) + is_late(model->second);
@@ -176,11 +169,7 @@ TEST_CASE("a parameter that never comes is named", "[runtime][shards][R61]") {
       distributed_model model{halves{}};
       slow_sgd inner{model->parameters(), 0.1};
       distributed_optimizer optimizer{inner};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x).mean();
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model, mean_of);
       train_step(torch::ones({2, edge}));
       // Else the first one might hear of it in its own update.
       if (s.rank() == 1)

@@ -10,6 +10,7 @@
 #include "runtime/step/model_state.hpp"
 #include "tests/support/best_of.hpp"
 #include "tests/support/runs/faulty_run.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <fmt/format.h>
@@ -267,11 +268,7 @@ void train(session& s, Model net, Tensor x) {
   late_sgd inner{model->parameters(),
                  torch::optim::SGDOptions(1e-4).momentum(0.9)};
   distributed_optimizer optimizer{inner};
-  auto train_step = step([&](Tensor y) {
-    auto loss = model(y).mean();
-    model.backward(loss);
-    return loss;
-  });
+  auto train_step = training_step(model, mean_of);
   std::thread watcher;
   // The first step learns what gradients to expect.
   for (int i = 0; i < 6; ++i) {

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/batchnorm.h>
@@ -50,11 +51,7 @@ std::vector<std::vector<double>> notes_of(session_config config, F f) {
   world.config = std::move(config);
   run_virtual_world(2, world, [&](session& s) {
     distributed_model model{product()};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     auto note = [&] {
       result[s.rank()].push_back(model->weight.grad()[0].item<double>() / 2);
     };
@@ -158,11 +155,7 @@ TEST_CASE("no step is skipped before the model is partitioned",
   world.config = replicated();
   run_virtual_world(2, world, [&](session& s) {
     distributed_model model{product()};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     texts[s.rank()] = error_of([&] { train_step.skip(); });
   });
   for (auto& x : texts)
@@ -178,11 +171,7 @@ TEST_CASE("peers skip a step together, or all hear who did alone",
   world.config.tensor_parallel_degree = 2; // ranks 0 and 1, and 2 and 3
   run_virtual_world(4, world, [&](session& s) {
     distributed_model model{product()};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     model.partition();
     auto run = [&](bool skips) {
       if (skips)
@@ -388,11 +377,7 @@ TEST_CASE("buffers are each replica's own, or the first one's",
   run_virtual_world(means.size() * of.pipeline, world, [&](session&) {
     distributed_model model{seeded([] { return normed{}; })};
     set_partition(*model->norm, static_cast<uint32_t>(of.pipeline - 1));
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).square().sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, square_sum_of);
     auto x = torch::arange(16.0).view({4, 4})
              + 100 * static_cast<double>(dp_rank());
     train_step(x);

@@ -2,6 +2,7 @@
 
 #include "tests/support/torch/live_bytes.hpp"
 #include "tests/support/torch/models.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -291,11 +292,7 @@ TEST_CASE("other random numbers are drawn if they need not be kept",
       };
       auto made = std::make_shared<dropping_impl>();
       distributed_model model{torch::nn::ModuleHolder<dropping_impl>{made}};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x);
-        model.backward(loss);
-        return loss.detach();
-      });
+      auto train_step = training_step(model);
       train_step(torch::ones({1}));
       // The gradient of what was dropped is 0, of what was not 2.
       same = torch::equal(made->weight.grad(), made->y.detach());
@@ -319,11 +316,7 @@ std::string error_with(function_impl::code f, uint32_t where,
     distributed_model model{seeded([&] { return caller{f, local}; })};
     set_partition(*model->there, where);
     set_activation_checkpointing(*model->there);
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss.detach();
-    });
+    auto train_step = training_step(model);
     try {
       train_step(torch::ones({3}));
     } catch (const error& e) {

@@ -3,6 +3,7 @@
 
 #include "runtime/launch/launcher.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
@@ -47,9 +48,6 @@ struct branching_impl : torch::nn::Module {
   code f;
 };
 
-template <class H>
-using plain = H;
-
 struct shared_impl : branching_impl<submodule> {
   using branching_impl<submodule>::branching_impl;
 };
@@ -62,7 +60,7 @@ bool takes_branch(const Tensor& x) {
 /// One code for both kinds of models.
 struct program {
   shared_impl::code shared;
-  branching_impl<plain>::code alone;
+  branching_impl<as_is>::code alone;
 
   template <class F>
   program(F f) : shared(f), alone(f) {
@@ -110,11 +108,7 @@ outcome run(const session_config& config, const program& f) {
   run_virtual_world(
     peers * config.pipeline_parallel_degree, world, [&](session& s) {
       distributed_model model{seeded([&] { return shared{f.shared}; })};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x).square().mean();
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model, mean_square_of);
       auto once = [&](bool bad) {
         return train_step(data_of(dp_rank(), peers, bad))
           .reduce_mean()
@@ -152,7 +146,7 @@ void check_refused(const session_config& config, const program& f,
   }
   // The session goes on, with the numbers of one process.
   double expected = 0;
-  auto model = seeded([&] { return branching_impl<plain>{f.alone}; });
+  auto model = seeded([&] { return branching_impl<as_is>{f.alone}; });
   for (uint64_t i = 0; i < peers; ++i)
     expected += model.forward(data_of(i, peers, false))
                   .square()
@@ -256,11 +250,7 @@ TEST_CASE("rank of a run with branches", "[.rank]") {
   auto config = config_of(1, 2);
   session s{config};
   distributed_model model{seeded([&] { return shared{skips.shared}; })};
-  auto train_step = step([&](Tensor x) {
-    auto loss = model(x).square().mean();
-    model.backward(loss);
-    return loss;
-  });
+  auto train_step = training_step(model, mean_square_of);
   train_step(data_of(dp_rank(), 2, false));
   std::string told;
   try {

@@ -15,6 +15,7 @@
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/live_bytes.hpp"
 #include "tests/support/torch/script_files.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <fmt/format.h>
@@ -110,11 +111,7 @@ TEST_CASE("rank of a run under a limit", "[.rank]") {
   }();
   auto created = private_bytes();
   distributed_model model{made};
-  auto train_step = step([&](torch::Tensor x) {
-    auto loss = model(x).square().mean();
-    model.backward(loss);
-    return loss.detach();
-  });
+  auto train_step = training_step(model, mean_square_of);
   model.partition();
   auto partitioned = private_bytes();
   auto loss = train_step(torch::ones({4, width})).reduce_mean();

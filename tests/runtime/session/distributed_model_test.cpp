@@ -246,8 +246,6 @@ struct filtered_impl : torch::nn::Module {
   }
   P<filter> in{nullptr};
 };
-template <class H>
-using plain = H;
 using filtered = torch::nn::ModuleHolder<filtered_impl<submodule>>;
 
 } // namespace
@@ -256,7 +254,7 @@ TEST_CASE("a complex parameter is refused, and the advice leads to training",
           "[runtime][errors]") {
   auto x = torch::sin(torch::arange(16.)).view({2, 8});
   std::vector<double> expected;
-  filtered_impl<plain> alone{true};
+  filtered_impl<as_is> alone{true};
   torch::optim::Adam adam{alone.parameters(), 0.1};
   for (int i = 0; i < 3; ++i) {
     adam.zero_grad();

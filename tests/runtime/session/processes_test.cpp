@@ -6,6 +6,7 @@
 #include "tests/support/best_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/equality.hpp"
+#include "tests/support/torch/training_step.hpp"
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -148,11 +149,7 @@ TEST_CASE("rank of a run that loses rank 1", "[.rank]") {
   config.auto_partition = false;
   session s{config};
   distributed_model model{killer_model{}};
-  auto train_step = step([&](torch::Tensor x) {
-    auto loss = model(x).sum();
-    model.backward(loss);
-    return loss;
-  });
+  auto train_step = test::training_step(model, test::sum_of);
   train_step(torch::ones({4, 3}));
   auto dir = std::string{std::getenv("TEST_DIR")};
   std::ofstream{dir + "/pid-" + std::to_string(s.rank())} << ::getpid();

@@ -7,6 +7,7 @@
 #include "tests/support/torch/equality.hpp"
 #include "tests/support/torch/models.hpp"
 #include "tests/support/torch/small_models.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -381,11 +382,7 @@ TEST_CASE("what backward computes again draws the same numbers again",
           distributed_model model{seeded([&] {
             return two_droppings{again, ranks};
           })};
-          auto train_step = step([&](Tensor x) {
-            auto loss = model(x);
-            model.backward(loss);
-            return loss.detach();
-          });
+          auto train_step = training_step(model);
           for (int i = 0; i < 3; ++i)
             train_step(batches(1)[0]);
           auto all = model.gradients();

@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/program.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
@@ -68,11 +69,7 @@ outcome run(const virtual_world_options& world, uint32_t ranks) {
   outcome result;
   run_virtual_world(ranks, world, [&](session& s) {
     distributed_model model{seeded([&] { return reuse{ranks}; })};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     // On four ranks a microbatch is too large to ride in a message (4 KB).
     int64_t rows = ranks == 4 ? 640 : 16;
     auto x = torch::sin(torch::arange(rows * width * 1.0)).view({rows, width});

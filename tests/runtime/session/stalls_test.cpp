@@ -9,6 +9,7 @@
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/slowness.hpp"
 #include "tests/support/stderr_to.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
@@ -99,11 +100,7 @@ struct two_ranks {
   /// One step with one microbatch.
   ending step_once() {
     return run([](session&, distributed_model<caller>& model) {
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x).sum();
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model, sum_of);
       train_step(torch::ones({2, 3}));
     });
   }
@@ -238,11 +235,7 @@ TEST_CASE("what a call that nobody waits for lost is named",
     return touched ? z + y : y;
   };
   auto end = x.run([&](session&, distributed_model<caller>& model) {
-    auto train_step = step([&](Tensor t) {
-      auto loss = model(t).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     train_step(torch::ones({2, 3}));
     barrier();
     loses = true; // nobody waits for the second call of a kind
@@ -278,11 +271,7 @@ TEST_CASE("a rank that leaves out a step is told how many the others made",
           "[runtime][stalls]") {
   two_ranks x;
   auto end = x.run([](session& s, distributed_model<caller>& model) {
-    auto train_step = step([&](Tensor t) {
-      auto loss = model(t).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     train_step(torch::ones({2, 3}));
     if (s.rank() == 0)
       train_step(torch::ones({2, 3}));
@@ -407,11 +396,7 @@ session_config config_of_stall(const std::string& what) {
 
 void share_a_step(const std::string& what) {
   distributed_model model{seeded([&] { return lonely{what}; })};
-  auto train_step = step([&](Tensor x) {
-    auto loss = model(x).sum();
-    model.backward(loss);
-    return loss;
-  });
+  auto train_step = training_step(model, sum_of);
   train_step(torch::ones({2, 8}));
 }
 
@@ -437,11 +422,7 @@ TEST_CASE("rank of a stalled run", "[.rank]") {
     };
     auto local = [](caller_impl& m, Tensor x) { return m.there(x * m.here); };
     distributed_model model{seeded([&] { return caller{remote, local}; })};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     if (what == "stop 0" && s.rank() == 0)
       ::raise(SIGSTOP);
     if (what == "names")

@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/utils.h>
@@ -75,11 +76,7 @@ std::vector<seen_step> run(mode x, const std::vector<bool>& steps) {
     })};
     // What is frozen when the model is divided can be trained later.
     model->there->weight.requires_grad_(steps.front());
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y).sum();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, sum_of);
     for (auto trainable : steps) {
       for (auto& p : model->parameters())
         p.mutable_grad() = Tensor{};

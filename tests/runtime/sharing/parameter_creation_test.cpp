@@ -4,6 +4,7 @@
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <cmath>
@@ -140,11 +141,7 @@ TEST_CASE("parameters cut over inputs and outputs train as whole ones do",
   run_virtual_world(2, two_sharing(prescaled), [&](session&) {
     auto made = seeded([&] { return halves_net{prescaled}; });
     distributed_model model{made};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     train_step(data.chunk(static_cast<int64_t>(data_size())).at(data_rank()));
     auto gradients = as_numbers(model.gradients());
     auto found = clip_grad_norm_(model, most);

@@ -4,6 +4,7 @@
 #include "runtime/nn/lm_head.hpp"
 #include "runtime/nn/transformer.hpp"
 #include "runtime/train/models/gpt.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -236,11 +237,7 @@ numbers together(const setup& x) {
   world.reorder = true;
   run_virtual_world(static_cast<uint64_t>(x.ranks()), world, [&](session& s) {
     distributed_model model{seeded([&] { return random_net{x}; })};
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     train_step(x.data().chunk(x.shares()).at(data_rank()));
     auto gradients = model.gradients();
     std::unique_lock guard{mutex};

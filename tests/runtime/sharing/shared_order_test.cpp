@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch/near.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/batchnorm.h>
@@ -45,9 +46,6 @@ struct normed_impl : torch::nn::Module {
 struct shared_norm_impl : normed_impl<submodule> {};
 TORCH_MODULE_IMPL(shared_norm, shared_norm_impl);
 
-template <class H>
-using plain = H;
-
 /// [peers * microbatches * 4, width]. Microbatches differ, so that their order
 /// shows in the running mean.
 Tensor batch(int64_t step, bool often) {
@@ -64,7 +62,7 @@ Tensor batch(int64_t step, bool often) {
 std::vector<Tensor> expected_means(bool often) {
   std::vector<Tensor> result;
   for (int64_t rank = 0; rank < peers; ++rank) {
-    auto model = seeded([] { return normed_impl<plain>{}; });
+    auto model = seeded([] { return normed_impl<as_is>{}; });
     for (int64_t i = 0; i < steps; ++i)
       for (auto& x : batch(i, often).chunk(peers)[rank].chunk(microbatches))
         model.forward(x);
@@ -86,11 +84,7 @@ std::vector<Tensor> shared_means(uint64_t seed, bool often) {
   x.threads = 1;
   run_virtual_world(peers, world, [&](session& s) {
     distributed_model model{seeded([] { return shared_norm{}; })};
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y);
-      model.backward(loss);
-      return loss.detach();
-    });
+    auto train_step = training_step(model);
     for (int64_t i = 0; i < steps; ++i)
       train_step(batch(i, often).chunk(peers).at(dp_rank()));
     result[s.rank()] = model->norm->running_mean.clone();

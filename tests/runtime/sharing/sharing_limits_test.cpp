@@ -78,9 +78,6 @@ struct coded_impl : torch::nn::Module {
   code f;
 };
 
-template <class H>
-using plain = H;
-
 struct shared_impl : coded_impl<submodule> {
   using coded_impl<submodule>::coded_impl;
 };
@@ -88,7 +85,7 @@ TORCH_MODULE_IMPL(shared, shared_impl);
 
 template <class F>
 auto alone_and_shared(F f) {
-  return std::pair{coded_impl<plain>::code{f}, shared_impl::code{f}};
+  return std::pair{coded_impl<as_is>::code{f}, shared_impl::code{f}};
 }
 
 Tensor data(int64_t rows) {
@@ -287,7 +284,7 @@ TEST_CASE("shared modules without grad compute what they do with it",
   auto x = run(
     config, [&] { return shared{shared_code}; }, trains());
   CHECK((x.requests > 0) == (config.pipeline_parallel_degree > 1));
-  auto model = seeded([&] { return coded_impl<plain>{alone}; });
+  auto model = seeded([&] { return coded_impl<as_is>{alone}; });
   check_same(model, x);
 }
 
@@ -306,7 +303,7 @@ TEST_CASE("a step without grad evaluates shared modules",
       return torch::equal(first, second) ? second : Tensor{};
     });
   REQUIRE(x.errors == std::vector<std::string>{});
-  auto model = seeded([&] { return coded_impl<plain>{alone}; });
+  auto model = seeded([&] { return coded_impl<as_is>{alone}; });
   check_near(torch::cat(x.results), model.forward(data(8)).detach());
 }
 

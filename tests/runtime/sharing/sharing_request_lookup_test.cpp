@@ -4,6 +4,7 @@
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <functional>
@@ -110,11 +111,7 @@ std::string train(const std::string& optimize,
     if (s.rank() == 0)
       mark(*made);
     distributed_model model{made};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     train_step(data().chunk(2).at(dp_rank()));
     auto gradients = model.gradients();
     assertion_lock held;

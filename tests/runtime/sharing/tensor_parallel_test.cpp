@@ -3,6 +3,7 @@
 #include "runtime/train/models/gpt.hpp"
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -70,9 +71,6 @@ struct mixed_impl : torch::nn::Module {
 struct shared_model_impl : mixed_impl<submodule> {};
 TORCH_MODULE_IMPL(shared_model, shared_model_impl);
 
-template <class H>
-using plain = H;
-
 struct grid {
   uint64_t tensor = 2;
   uint64_t pipeline = 1;
@@ -109,7 +107,7 @@ struct training {
 };
 
 training train_alone(const grid& x, int64_t steps) {
-  auto model = seeded([] { return mixed_impl<plain>{}; });
+  auto model = seeded([] { return mixed_impl<as_is>{}; });
   torch::optim::AdamW optimizer{model.parameters(), 0.01};
   training result;
   for (int64_t i = 0; i < steps; ++i) {
@@ -152,11 +150,7 @@ shared_training train_shared(const grid& x, int64_t steps,
     distributed_model model{seeded([] { return shared_model{}; })};
     torch::optim::AdamW adam{model->parameters(), 0.01};
     distributed_optimizer optimizer{adam};
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     training mine;
     for (int64_t i = 0; i < steps; ++i) {
       optimizer.zero_grad();
@@ -273,7 +267,7 @@ TEST_CASE("biases alone are trained in shared linears with frozen weights",
   grid x{.tensor = tensor};
   CAPTURE(tensor);
   auto batch = torch::linspace(-1, 1, 8 * width).view({8, width});
-  auto plain_model = seeded([] { return biased_impl<plain>{}; });
+  auto plain_model = seeded([] { return biased_impl<as_is>{}; });
   plain_model.forward(batch).backward();
   numbers expected{{"up.bias", plain_model.up->bias.grad()},
                    {"down.bias", plain_model.down->bias.grad()}};
@@ -282,11 +276,7 @@ TEST_CASE("biases alone are trained in shared linears with frozen weights",
   world.config.tensor_parallel_modules = {"*"};
   run_virtual_world(tensor, world, [&](session&) {
     distributed_model model{seeded([] { return biased_model{}; })};
-    auto train_step = step([&](Tensor y) {
-      auto loss = model(y);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     train_step(batch.chunk(tensor).at(dp_rank()));
     auto gradients = model.gradients();
     assertion_lock held;

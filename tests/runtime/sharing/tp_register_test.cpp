@@ -5,6 +5,7 @@
 #include "smp/nn.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch/near.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/functional/embedding.h>
@@ -203,9 +204,6 @@ struct mixed_impl : torch::nn::Module {
   torch::nn::Sequential tail;
 };
 
-template <class H>
-using plain = H;
-
 struct shared_model_impl : mixed_impl<submodule> {
   using mixed_impl<submodule>::mixed_impl;
 };
@@ -249,11 +247,7 @@ outcome train_shared(const session_config& config, int64_t width,
   run_virtual_world(
     peers * config.pipeline_parallel_degree, world, [&](session& s) {
       distributed_model model{seeded([&] { return shared_model{width}; })};
-      auto train_step = step([&](Tensor x) {
-        auto loss = model(x);
-        model.backward(loss);
-        return loss;
-      });
+      auto train_step = training_step(model);
       auto n = static_cast<int64_t>(data_size());
       auto loss = train_step(data(4 * n, tokens).chunk(n).at(data_rank()))
                     .reduce_mean();
@@ -426,7 +420,7 @@ TEST_CASE("classes that are shared by hooks compute what one process does",
   for (auto* line : {"Embedding shared by", "Conv1D shared by",
                      "LayerNorm shared by", "distributed_pair shared by"})
     CHECK_THAT(x.text, ContainsSubstring(line));
-  auto model = seeded([&] { return mixed_impl<plain>{width}; });
+  auto model = seeded([&] { return mixed_impl<as_is>{width}; });
   auto n = static_cast<int64_t>(same ? 1 : peers);
   auto parts = data(4 * n, tokens).chunk(2 * n);
   double loss = 0;

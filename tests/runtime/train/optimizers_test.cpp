@@ -3,6 +3,7 @@
 #include "runtime/train/optimizers.hpp"
 #include "tests/support/torch/live_bytes.hpp"
 #include "tests/support/torch/numbers.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -45,9 +46,6 @@ struct tower_impl : torch::nn::Module {
   std::vector<P<torch::nn::Linear>> layers;
 };
 
-template <class H>
-using plain = H;
-
 struct distributed_tower_impl : tower_impl<submodule> {};
 TORCH_MODULE_IMPL(distributed_tower, distributed_tower_impl);
 
@@ -65,7 +63,7 @@ Tensor data_of(int64_t step) {
 }
 
 numbers train_alone(int64_t steps) {
-  auto model = seeded([] { return tower_impl<plain>{}; });
+  auto model = seeded([] { return tower_impl<as_is>{}; });
   auto optimizer = make_optimizer(adagrad(), model.parameters());
   for (int64_t i = 0; i < steps; ++i) {
     optimizer->zero_grad();
@@ -111,11 +109,7 @@ adagrad_run train_two(bool shards, bool deferred, int64_t steps) {
       model.partition();
     }
     result.bytes[s.rank()] = *bytes;
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     for (int64_t i = 0; i < steps; ++i) {
       optimizer->zero_grad();
       train_step(shards ? data_of(i).chunk(2).at(dp_rank()) : data_of(i));

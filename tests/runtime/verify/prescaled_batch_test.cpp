@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 #include "tests/support/torch/verify_jobs.hpp"
 
@@ -62,11 +63,7 @@ std::vector<std::string> failures(const std::vector<Tensor>& inputs) {
   world.reorder = true;
   run_virtual_world(inputs.size(), world, [&](session& s) {
     distributed_model model{seeded([] { return net{}; })};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x).square().mean();
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model, mean_square_of);
     auto why = error_of([&] { train_step(inputs[s.rank()]); });
     // The session goes on.
     train_step(torch::ones({4, 8}));

@@ -37,6 +37,11 @@ auto seeded(F make) {
   return make();
 }
 
+/// The parts of a model that runs in plain LibTorch, where that of the ranks
+/// has a `submodule`.
+template <class Holder>
+using as_is = Holder;
+
 /// A module with one parameter, `weight`, and any code.
 struct function_impl : torch::nn::Module {
   using code = std::function<Tensor(function_impl&, Tensor)>;
