@@ -6,15 +6,13 @@
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/models.hpp"
 #include "tests/support/torch/small_models.hpp"
+#include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
-
-#include <algorithm>
-#include <atomic>
 
 // What backward computes again, with arguments that were in a file meanwhile
 // (R57), has the numbers of plain LibTorch, and of the run that keeps them.
@@ -30,79 +28,6 @@ namespace {
 
 using again = model_options::again;
 using none = std::vector<std::string>;
-
-/// x: [1024, 6], another one for each step: an argument of a microbatch has
-/// 6 KB or 12 KB, what is smaller than 4 KB stays.
-std::vector<Tensor> batches() {
-  std::vector<Tensor> result;
-  for (int i = 0; i < 3; ++i) {
-    auto x = torch::arange(1024.0 * width).view({1024, width});
-    result.push_back(torch::sin(x * (i + 1) * 0.7 + i) * (i + 1));
-  }
-  return result;
-}
-
-/// On 1, 2 and 4 ranks, waiting for each answer and not.
-template <template <template <class> class> class Impl>
-void check_all() {
-  for (auto recompute : {again::outermost, again::all})
-    for (uint64_t ranks : {1, 2, 4})
-      for (auto fast : {false, true}) {
-        if (fast && ranks == 1)
-          continue;
-        model_options x;
-        x.recompute = recompute;
-        x.offload = true;
-        x.ranks = ranks;
-        x.fast = fast;
-        x.microbatches = ranks == 2 ? 4 : 2;
-        x.tolerance = 1e-4; // sums over more rows
-        INFO((recompute == again::all ? "all" : "outermost")
-             << ", " << ranks << " ranks" << (fast ? ", fast" : ""));
-        std::vector<model_step> steps = run_ranks<Impl>(x, batches());
-        CHECK(differences<Impl>(x, batches(), steps) == none{});
-        // With four of them, rank 0 may keep nothing itself.
-        // What is wanted before it is written stays.
-        CHECK((ranks == 4 || std::ranges::any_of(steps, [](auto& y) {
-                 return y.stats.offloaded_bytes > 0;
-               })));
-      }
-}
-
-} // namespace
-
-TEST_CASE("what branches keep is in a file", "[runtime][R57]") {
-  check_all<branch>();
-}
-
-TEST_CASE("what modules keep that are used several times is in a file",
-          "[runtime][R57]") {
-  check_all<reused>();
-}
-
-TEST_CASE("dropout drops the same when arguments come from a file",
-          "[runtime][R57]") {
-  check_all<teacher>();
-}
-
-TEST_CASE("arguments that the call writes into come back as they were",
-          "[runtime][R57]") {
-  check_all<in_place>();
-}
-
-TEST_CASE("calls from rank to rank and back find their arguments",
-          "[runtime][R57]") {
-  check_all<nested>();
-}
-
-TEST_CASE("batch norms count once with arguments from a file",
-          "[runtime][R57][R19]") {
-  check_all<norms>();
-}
-
-// -- a tower ------------------------------------------------------------------
-
-namespace {
 
 constexpr int64_t wide = 64;
 constexpr int64_t rows = 512;
@@ -216,11 +141,7 @@ void run_tower(const virtual_world_options& world,
                const std::function<void(session&)>& after = {}) {
   run_virtual_world(1, world, [&](session& s) {
     distributed_model model{make_seeded<holder<tower, submodule>>()};
-    auto train_step = step([&](Tensor x) {
-      auto loss = model(x);
-      model.backward(loss);
-      return loss;
-    });
+    auto train_step = training_step(model);
     for (int i = 0; i < 3; ++i)
       train_step(wide_batches(1)[0]);
     if (after)
