@@ -2,9 +2,9 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
-#include "runtime/launch/launcher.hpp"
 #include "runtime/process/cores.hpp"
 #include "smp/smp.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/runs/program.hpp"
 #include "tests/support/runs/train_dir.hpp"
 #include "tests/support/torch/numbers.hpp"
@@ -291,16 +291,7 @@ TEST_CASE("a step returns what a published model predicts to all ranks",
           "[apps][zoo]") {
   scratch_dir dir;
   write_files(dir, llama);
-  launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "rank of a step that returns large results"};
-  x.ranks = 2;
-  x.log_dir = dir.path;
-  x.environment = {{"TEST_DIR", dir.path}};
-  auto code = launch(x);
-  INFO(content_of(dir.path / "log-0.txt")
-       << content_of(dir.path / "log-1.txt"));
-  REQUIRE(code == 0);
+  require_case(dir, "rank of a step that returns large results", 2);
   rank_threads same{2};
   plain_run wanted{dir, llama.microbatches, 1};
   auto logits = torch::cat(wanted.outputs);

@@ -6,12 +6,12 @@
 
 #include "smp/smp.hpp"
 #include "tests/support/runs/machines.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <torch/torch.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -109,18 +109,15 @@ TEST_CASE(
   const std::vector before{two.bytes_sent(0), two.bytes_sent(1)};
   std::vector<std::unique_ptr<program>> running;
   for (size_t i = 0; i < ranks; ++i)
-    running.emplace_back(
-      new program(two.start(i / 2,
-                            {std::filesystem::read_symlink("/proc/self/exe"),
-                             "rank of collectives over machines"},
-                            dir.path,
-                            {{"RANK", std::to_string(i)},
-                             {"LOCAL_RANK", std::to_string(i % 2)},
-                             {"LOCAL_WORLD_SIZE", "2"},
-                             {"WORLD_SIZE", std::to_string(ranks)},
-                             {"MASTER_ADDR", two.name(0)},
-                             {"MASTER_PORT", "29400"},
-                             {"TEST_KIND", kind}})));
+    running.emplace_back(new program(two.start(
+      i / 2, this_program("rank of collectives over machines"), dir.path,
+      {{"RANK", std::to_string(i)},
+       {"LOCAL_RANK", std::to_string(i % 2)},
+       {"LOCAL_WORLD_SIZE", "2"},
+       {"WORLD_SIZE", std::to_string(ranks)},
+       {"MASTER_ADDR", two.name(0)},
+       {"MASTER_PORT", "29400"},
+       {"TEST_KIND", kind}})));
   for (auto& x : running) {
     auto code = x->join();
     INFO(x->output());

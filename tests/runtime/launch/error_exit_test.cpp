@@ -28,14 +28,10 @@ using namespace smp::test;
 
 namespace {
 
-std::vector<std::string> self(const char* tag) {
-  return {std::filesystem::read_symlink("/proc/self/exe"), tag};
-}
-
 /// What one or two ranks wrote that fail as $FAILS says.
 struct uncaught {
   uncaught(const char* tag, const std::string& fails) {
-    program run{self(tag), ".", {{"FAILS", fails}, {"SMP_RANK", ""}}};
+    program run{this_program(tag), ".", {{"FAILS", fails}, {"SMP_RANK", ""}}};
     code = run.join();
     output = run.output();
     std::istringstream in{output};
@@ -70,7 +66,7 @@ TEST_CASE("a rank that an error ends", "[.error_exit_rank]") {
 TEST_CASE("the launcher of such ranks", "[.error_exit_launcher]") {
   launch_options x;
   x.ranks = 2;
-  x.command = self("[.error_exit_rank]");
+  x.command = this_program("[.error_exit_rank]");
   if (auto* logs = std::getenv("LOGS"))
     x.log_dir = logs;
   // Both end by themselves, one perhaps long after the other.
@@ -91,21 +87,19 @@ TEST_CASE("an error that nobody catches is one line and its exit code",
 // What is written to /dev/full fails as on a disk that is full.
 TEST_CASE("an error that cannot be said is still an exit code",
           "[runtime][launch]") {
-  auto command = self("[.error_exit_rank]");
-  program run{
+  auto command = this_program("[.error_exit_rank]");
+  program{
     {"sh", "-c", "exec \"$0\" \"$1\" 2>/dev/full", command[0], command[1]},
     ".",
-    {{"FAILS", "all"}, {"SMP_RANK", ""}}};
-  auto code = run.join();
-  INFO(run.output());
-  CHECK(code == 2);
+    {{"FAILS", "all"}, {"SMP_RANK", ""}}}
+    .finish(2);
 }
 
 TEST_CASE("the launcher says what the log of a rank did not take",
           "[runtime][launch]") {
   scratch_dir dir;
   std::filesystem::create_symlink("/dev/full", dir.path / "log-1.txt");
-  program run{self("[.error_exit_launcher]"),
+  program run{this_program("[.error_exit_launcher]"),
               ".",
               {{"FAILS", "1"}, {"SMP_RANK", ""}, {"LOGS", dir.path}}};
   run.join();
@@ -118,7 +112,7 @@ TEST_CASE("the launcher says what the log of a rank did not take",
 TEST_CASE("the launcher says what the error in a log was, and no more",
           "[runtime][launch]") {
   scratch_dir dir;
-  program run{self("[.error_exit_launcher]"),
+  program run{this_program("[.error_exit_launcher]"),
               ".",
               {{"FAILS", "1"}, {"SMP_RANK", ""}, {"LOGS", dir.path}}};
   run.join();
@@ -132,7 +126,7 @@ TEST_CASE("the launcher says what the error in a log was, and no more",
 TEST_CASE("the launcher says which exception left the main of a rank",
           "[runtime][launch]") {
   scratch_dir dir;
-  program run{self("[.error_exit_launcher]"),
+  program run{this_program("[.error_exit_launcher]"),
               ".",
               {{"FAILS", "1 other"}, {"SMP_RANK", ""}, {"LOGS", dir.path}}};
   run.join();
@@ -188,7 +182,7 @@ TEST_CASE("a program that ends at once", "[.error_exit_at_once]") {
 
 TEST_CASE("a process that ends at once has said all, and destroys nothing more",
           "[runtime][launch]") {
-  program run{self("[.error_exit_at_once]"), ".", {{"SMP_RANK", ""}}};
+  program run{this_program("[.error_exit_at_once]"), ".", {{"SMP_RANK", ""}}};
   CHECK(run.join() == 7);
   INFO(run.output());
   CHECK(run.output().find("written, ") != std::string::npos);

@@ -6,6 +6,7 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "tests/support/best_of.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/stderr_to.hpp"
 #include "transport/error.hpp"
@@ -67,11 +68,6 @@ launch_options ranks_of(uint64_t ranks, std::vector<std::string> command) {
 
 launch_options shell(const std::string& script) {
   return ranks_of(2, {"sh", "-c", script});
-}
-
-/// The hidden test case with this tag, as a program.
-std::vector<std::string> self(const char* tag) {
-  return {std::filesystem::read_symlink("/proc/self/exe"), tag};
 }
 
 std::string directory() {
@@ -320,7 +316,7 @@ TEST_CASE("the others hear from the launcher how a rank died",
   // connection broke has the others hear of that.
   for (int attempt = 0; attempt < 3 && heard != cause; ++attempt) {
     scratch_dir dir;
-    auto options = ranks_of(2, self("[joiner]"));
+    auto options = ranks_of(2, this_program("[joiner]"));
     options.grace = 40s; // rank 0 ends by itself
     auto x = launch_in(dir, std::move(options));
     CHECK(x.code == 3);
@@ -400,7 +396,7 @@ TEST_CASE("child: joins, leaves, and rank 1 is stopped on its way out",
 TEST_CASE("a rank that is stopped on its way out keeps nobody for ever",
           "[runtime][launch][R7]") {
   scratch_dir dir;
-  auto x = ranks_of(2, self("[leaver]"));
+  auto x = ranks_of(2, this_program("[leaver]"));
   x.stalls = {.timeout = 0.5, .end = true};
   auto end = launch_in(dir, std::move(x));
   CHECK(end.code == 4);
@@ -430,7 +426,7 @@ TEST_CASE("child: a rank that is refused, and takes its time to end",
 TEST_CASE("a wrong configuration is that, however long the ranks take to end",
           "[runtime][launch]") {
   scratch_dir dir;
-  auto x = launch_in(dir, ranks_of(2, self("[refused]")));
+  auto x = launch_in(dir, ranks_of(2, this_program("[refused]")));
   CHECK(x.code == 2);
   CHECK_THAT(x.told, ContainsSubstring("has another configuration than rank"));
   CHECK(std::count(x.told.begin(), x.told.end(), '\n') == 1);
@@ -452,7 +448,7 @@ TEST_CASE("without a command the ranks run this program with its arguments",
   auto pid = ::fork();
   if (pid == 0) {
     ::setenv("DIR", dir.path.c_str(), 1);
-    auto program = self("[launcher]");
+    auto program = this_program("[launcher]");
     ::execl(program[0].c_str(), program[0].c_str(), program[1].c_str(),
             nullptr);
     ::_exit(127);

@@ -6,7 +6,6 @@
 #include "tests/support/torch/two_ranks.hpp"
 
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 
 using namespace smp;
@@ -27,8 +26,7 @@ TEST_CASE("a rank that partitions", "[.partition_print_rank]") {
 TEST_CASE("the launcher of ranks that partition", "[.partition_print_run]") {
   launch_options x;
   x.ranks = 2;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "[.partition_print_rank]"};
+  x.command = this_program("[.partition_print_rank]");
   CHECK(launch(x) == 0);
 }
 
@@ -36,9 +34,7 @@ TEST_CASE("a program prints its partition once, with what is wrong with it",
           "[runtime][launch]") {
   std::string prints = GENERATE("default", "never");
   program run{
-    {std::filesystem::read_symlink("/proc/self/exe"), "[.partition_print_run]"},
-    ".",
-    {{"PRINTS", prints}}};
+    this_program("[.partition_print_run]"), ".", {{"PRINTS", prints}}};
   CHECK(run.join() == 0);
   INFO(run.output());
   auto count = [&](const std::string& text) {

@@ -3,13 +3,13 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/launch/launcher.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/step/model_state.hpp"
 #include "runtime/train/trainer.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/assertion_lock.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <ATen/ops/zeros.h>
@@ -22,7 +22,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -187,16 +186,9 @@ found_of(const train_config& x,
          const std::string& rank = "rank whose activations are counted") {
   scratch_dir dir;
   dir.write("job.toml", to_toml(x));
-  launch_options options;
-  options.command = {std::filesystem::read_symlink("/proc/self/exe"), rank};
-  options.ranks = ranks_of(x);
-  options.log_dir = dir.path;
-  options.environment = {{"TEST_DIR", dir.path}};
-  auto code = launch(options);
-  INFO(dir.read("log-0.txt"));
-  REQUIRE(code == 0);
+  require_case(dir, rank, ranks_of(x));
   std::vector<uint64_t> result;
-  for (uint64_t i = 0; i < options.ranks; ++i)
+  for (uint64_t i = 0; i < ranks_of(x); ++i)
     result.push_back(std::stoull(dir.read(fmt::format("most-{}", i))));
   return result;
 }

@@ -10,6 +10,7 @@
 #include "runtime/step/model_state.hpp"
 #include "tests/support/best_of.hpp"
 #include "tests/support/runs/faulty_run.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
@@ -335,8 +336,7 @@ TEST_CASE("replica of a run with a fault", "[.rank]") {
 
 TEST_CASE("launcher of replicas with a fault", "[.launcher]") {
   launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "replica of a run with a fault"};
+  x.command = this_program("replica of a run with a fault");
   x.ranks = replica_count * pipeline_wanted();
   x.log_dir = variable("TEST_DIR") + "/logs";
   // Who is left has to end by himself.

@@ -1,8 +1,8 @@
 // ctest: seconds=12 label=multiprocess processors=4
 #include "tests/support/catch.hpp"
 
-#include "runtime/launch/launcher.hpp"
 #include "smp/smp.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/runs/process_memory.hpp"
 #include "tests/support/scratch_dir.hpp"
 
@@ -10,7 +10,6 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 
 #include <malloc.h>
@@ -68,26 +67,14 @@ struct tower_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(tower, tower_impl);
 
 /// Runs all replicas under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, const limited_run& x,
-                               double room) {
-  launch_options options;
-  options.command = {std::filesystem::read_symlink("/proc/self/exe"),
-                     "replica of a large model"};
-  options.ranks = replica_count;
-  options.log_dir = dir.path;
-  options.environment = {
-    {"TEST_STATES", x.states},
-    {"TEST_GRADIENTS", x.gradients},
-    {"TEST_TYPE", x.type},
-    {"TEST_ROOM", std::to_string(static_cast<int64_t>(room * whole))}};
-  return launch(options);
-}
-
-std::string logs_of(const scratch_dir& dir) {
-  std::string result;
-  for (uint64_t rank = 0; rank < replica_count; ++rank)
-    result += dir.read(fmt::format("log-{}.txt", rank));
-  return result;
+[[maybe_unused]] int run_replicas(const scratch_dir& dir, const limited_run& x,
+                                  double room) {
+  return launch_case(
+    dir, "replica of a large model", replica_count,
+    {{"TEST_STATES", x.states},
+     {"TEST_GRADIENTS", x.gradients},
+     {"TEST_TYPE", x.type},
+     {"TEST_ROOM", std::to_string(static_cast<int64_t>(room * whole))}});
 }
 
 std::string variable_of_run(const char* name) {
@@ -153,13 +140,13 @@ void check_limit(double room, const limited_run& with,
   // more than there is room for. Without the feature no run ever fits.
   for (int i = 0; i < 3 && code != 0; ++i) {
     scratch_dir dir;
-    code = run_ranks(dir, with, room);
+    code = run_replicas(dir, with, room);
     logs = logs_of(dir);
   }
   INFO(logs);
   CHECK(code == 0);
   scratch_dir other;
-  CHECK(run_ranks(other, without, room) != 0);
+  CHECK(run_replicas(other, without, room) != 0);
   INFO(logs_of(other));
   CHECK(tells_of_no_memory(logs_of(other)));
 }

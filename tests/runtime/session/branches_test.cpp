@@ -1,7 +1,7 @@
 // ctest: label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "runtime/launch/launcher.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
@@ -10,7 +10,6 @@
 #include <torch/utils.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <mutex>
@@ -266,13 +265,7 @@ TEST_CASE("rank of a run with branches", "[.rank]") {
 TEST_CASE("processes whose branches differ get the error, and go on",
           "[runtime][tensor_parallel][R31]") {
   scratch_dir dir;
-  launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "rank of a run with branches"};
-  x.ranks = 2;
-  x.log_dir = dir.path;
-  x.environment = {{"TEST_DIR", dir.path}};
-  REQUIRE(launch(x) == 0);
+  require_case(dir, "rank of a run with branches", 2);
   for (std::string rank : {"0", "1"})
     CHECK_THAT(dir.read(rank),
                ContainsSubstring("'left', forward, was called once by "

@@ -3,13 +3,13 @@
 
 #include "runtime/base/large_block_allocator.hpp"
 #include "runtime/config/config_file.hpp"
-#include "runtime/launch/launcher.hpp"
 #include "runtime/session/script_model.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "runtime/train/trainable.hpp"
 #include "smp/nn.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/assertion_lock.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/runs/process_memory.hpp"
 #include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
@@ -22,7 +22,6 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -71,26 +70,17 @@ int64_t number(const char* name) {
 }
 
 /// Runs ranks under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, uint64_t ranks,
-                               bool delay) {
-  launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "rank of a run under a limit"};
-  x.ranks = ranks;
-  x.log_dir = dir.path;
-  x.environment = {{"TEST_PP", std::to_string(ranks)},
-                   {"TEST_DELAY", delay ? "1" : "0"}};
-  return launch(x);
+[[maybe_unused]] int launch_limited(const scratch_dir& dir, uint64_t ranks,
+                                    bool delay) {
+  return launch_case(
+    dir, "rank of a run under a limit", ranks,
+    {{"TEST_PP", std::to_string(ranks)}, {"TEST_DELAY", delay ? "1" : "0"}});
 }
 
 void share_among(session_config& x, uint64_t peers) {
   x.tensor_parallel_degree = peers;
   x.tensor_parallel_modules = {"*"};
   x.ddp = true;
-}
-
-[[maybe_unused]] std::string log_of(const scratch_dir& dir, uint64_t rank) {
-  return content_of(dir.path / fmt::format("log-{}.txt", rank));
 }
 
 } // namespace
@@ -132,16 +122,16 @@ TEST_CASE("a model larger than each rank's limit trains if deferred",
   auto ranks = GENERATE(2u, 4u);
   CAPTURE(ranks);
   scratch_dir dir;
-  auto code = run_ranks(dir, ranks, true);
-  INFO(log_of(dir, 0) << log_of(dir, 1));
+  auto code = launch_limited(dir, ranks, true);
+  INFO(logs_of(dir));
   CHECK(code == 0);
 }
 
 TEST_CASE("a model larger than each rank's limit cannot be created at once",
           "[runtime][delay]") {
   scratch_dir dir;
-  CHECK(run_ranks(dir, 2, false) != 0);
-  auto logs = log_of(dir, 0) + log_of(dir, 1);
+  CHECK(launch_limited(dir, 2, false) != 0);
+  auto logs = logs_of(dir);
   INFO(logs);
   CHECK(tells_of_no_memory(logs));
 }

@@ -1,9 +1,9 @@
 // ctest: seconds=24 label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "runtime/launch/launcher.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/equality.hpp"
 #include "transport/placing_fabric.hpp"
@@ -58,21 +58,14 @@ uint64_t handled(const comm_report& x, comm_stage stage) {
   return x.stages.at(static_cast<size_t>(stage)).handled;
 }
 
-void run(const std::filesystem::path& dir, uint64_t ranks, bool device,
-         uint64_t per_node, uint64_t arena,
+void run(const scratch_dir& dir, uint64_t ranks, bool device, uint64_t per_node,
+         uint64_t arena,
          const std::string& test = "rank of a run on the device path") {
-  launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"), test};
-  x.ranks = ranks;
-  x.log_dir = dir;
-  x.environment = {{"TEST_DIR", dir},
-                   {"TEST_RANKS", std::to_string(ranks)},
-                   {"TEST_DEVICE", device ? "1" : "0"},
-                   {"TEST_PER_NODE", std::to_string(per_node)},
-                   {"TEST_ARENA", std::to_string(arena)}};
-  auto code = launch(x);
-  INFO(content_of(dir / "log-0.txt") << content_of(dir / "log-1.txt"));
-  REQUIRE(code == 0);
+  require_case(dir, test, ranks,
+               {{"TEST_RANKS", std::to_string(ranks)},
+                {"TEST_DEVICE", device ? "1" : "0"},
+                {"TEST_PER_NODE", std::to_string(per_node)},
+                {"TEST_ARENA", std::to_string(arena)}});
 }
 
 void check_numbers(const std::filesystem::path& dir) {
@@ -151,12 +144,12 @@ TEST_CASE("tensors larger than a chunk are the same on every path",
           "[runtime][equality]") {
   const std::string test = "rank of a run with tensors of 70 MB";
   scratch_dir plain;
-  run(plain.path, 2, false, 0, 0, test);
+  run(plain, 2, false, 0, 0, test);
   auto expected = content_of(plain.path / "numbers.txt");
   REQUIRE_FALSE(expected.empty());
   for (uint64_t per_node : {0, 1}) {
     scratch_dir dir;
-    run(dir.path, 2, true, per_node, 256, test);
+    run(dir, 2, true, per_node, 256, test);
     CHECK(content_of(dir.path / "numbers.txt") == expected);
     auto text = content_of(dir.path / "stages-0.txt");
     INFO(text);
@@ -183,7 +176,7 @@ TEST_CASE("a run on the device path gives the numbers of one process",
     {{2, 0, 64}, {2, 1, 64}, {4, 2, 16}, {2, 1, 0}}));
   CAPTURE(ranks, per_node, arena);
   scratch_dir dir;
-  run(dir.path, ranks, true, per_node, arena);
+  run(dir, ranks, true, per_node, arena);
   check_numbers(dir.path);
   for (uint64_t i = 0; i < ranks; ++i) {
     auto text = content_of(dir.path / fmt::format("stages-{}.txt", i));
@@ -215,7 +208,7 @@ TEST_CASE("a run on the device path gives the numbers of one process",
 TEST_CASE("a run without devices pays for no arena and takes the host path",
           "[runtime][equality]") {
   scratch_dir dir;
-  run(dir.path, 2, false, 0, 64);
+  run(dir, 2, false, 0, 64);
   check_numbers(dir.path);
   auto text = content_of(dir.path / "stages-0.txt");
   INFO(text);

@@ -7,6 +7,7 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "tests/support/runs/faulty_run.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 #include "transport/wait.hpp"
 
@@ -16,7 +17,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -189,8 +189,7 @@ TEST_CASE("rank of a run with a fault", "[.rank]") {
 
 TEST_CASE("launcher of a run with a fault", "[.launcher]") {
   launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "rank of a run with a fault"};
+  x.command = this_program("rank of a run with a fault");
   x.ranks = world;
   x.log_dir = variable("TEST_DIR") + "/logs";
   x.stalls = {std::stod(variable("TEST_STALL")), true};

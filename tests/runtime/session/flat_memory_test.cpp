@@ -5,8 +5,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "runtime/launch/launcher.hpp"
 #include "smp/smp.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/runs/process_memory.hpp"
 #include "tests/support/scratch_dir.hpp"
 
@@ -15,7 +15,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
@@ -110,15 +109,8 @@ TEST_CASE("the memory of a rank stays flat over 100,000 transfers",
   auto device = GENERATE(false, true);
   CAPTURE(device);
   scratch_dir dir;
-  launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "rank of many transfers"};
-  x.ranks = 2;
-  x.log_dir = dir.path;
-  x.environment = {{"TEST_DIR", dir.path}, {"TEST_DEVICE", device ? "1" : "0"}};
-  auto code = launch(x);
-  INFO(dir.read("log-0.txt") << dir.read("log-1.txt"));
-  REQUIRE(code == 0);
+  require_case(dir, "rank of many transfers", 2,
+               {{"TEST_DEVICE", device ? "1" : "0"}});
   for (auto rank : {0, 1}) {
     std::ifstream in{dir.path / fmt::format("grown-{}", rank)};
     int64_t heap = 0;

@@ -4,6 +4,7 @@
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "tests/support/best_of.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/equality.hpp"
 #include "tests/support/torch/training_step.hpp"
@@ -32,17 +33,6 @@ constexpr uint64_t microbatch_counts[] = {1, 3, 8};
 
 std::string file_of(const std::string& dir, uint64_t m, double dropout) {
   return fmt::format("{}/{}-{}.safetensors", dir, m, dropout);
-}
-
-/// @returns the program's own path with one hidden test case as argument
-std::vector<std::string> this_program(const std::string& test) {
-  return {std::filesystem::read_symlink("/proc/self/exe"), test};
-}
-
-std::string tail_of(const std::filesystem::path& file) {
-  std::ifstream in{file};
-  std::string text{std::istreambuf_iterator<char>{in}, {}};
-  return text.substr(text.size() > 2000 ? text.size() - 2000 : 0);
 }
 
 /// Compares what the ranks left in `dir` with plain LibTorch.
@@ -78,16 +68,9 @@ TEST_CASE("processes over UCX give the numbers of one process",
   auto pipeline = GENERATE(as<std::string>{}, "simple", "interleaved", "1f1b");
   DYNAMIC_SECTION(fmt::format("pp {} {}", pp, pipeline)) {
     test::scratch_dir dir;
-    launch_options x;
-    x.command = this_program("rank of an equality run");
-    x.ranks = pp;
-    x.log_dir = dir.path;
-    x.environment = {{"TEST_DIR", dir.path},
-                     {"TEST_PP", std::to_string(pp)},
-                     {"TEST_PIPELINE", pipeline}};
-    auto code = launch(x);
-    INFO(tail_of(dir.path / "log-0.txt") << tail_of(dir.path / "log-1.txt"));
-    REQUIRE(code == 0);
+    test::require_case(
+      dir, "rank of an equality run", pp,
+      {{"TEST_PP", std::to_string(pp)}, {"TEST_PIPELINE", pipeline}});
     check_files(dir.path);
   }
 }
@@ -98,9 +81,9 @@ TEST_CASE("ranks that mpirun starts find each other", "[runtime][mpirun]") {
     "TEST_DIR={0} TEST_PP=2 TEST_PIPELINE=interleaved timeout 120 mpirun "
     "--allow-run-as-root --oversubscribe -n 2 {1} 'rank of an equality run' "
     "> {0}/log-0.txt 2>&1",
-    dir.path.string(), this_program("").front());
+    dir.path.string(), test::this_program("").front());
   auto code = std::system(command.c_str());
-  INFO(tail_of(dir.path / "log-0.txt"));
+  INFO(dir.read("log-0.txt"));
   REQUIRE(code == 0);
   check_files(dir.path);
 }
@@ -172,7 +155,7 @@ TEST_CASE("a killed rank ends the run everywhere within 2 seconds",
     auto command = fmt::format(
       "TEST_DIR={0} {1} 'launcher of a run that loses "
       "rank 1' > {0}/told.txt 2>&1",
-      dir.path.string(), this_program("").front());
+      dir.path.string(), test::this_program("").front());
     auto status = std::system(command.c_str());
     auto ended = now_ms();
     auto told = dir.read("told.txt");
@@ -191,7 +174,7 @@ TEST_CASE("a killed rank ends the run everywhere within 2 seconds",
 
 TEST_CASE("launcher of a run that loses rank 1", "[.launcher]") {
   launch_options x;
-  x.command = this_program("rank of a run that loses rank 1");
+  x.command = test::this_program("rank of a run that loses rank 1");
   x.ranks = 3;
   x.log_dir = std::getenv("TEST_DIR");
   std::_Exit(launch(x));

@@ -3,9 +3,9 @@
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
-#include "runtime/launch/launcher.hpp"
 #include "runtime/session/script_model.hpp"
 #include "smp/smp.hpp"
+#include "tests/support/runs/own_ranks.hpp"
 #include "tests/support/runs/process_memory.hpp"
 #include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
@@ -110,17 +110,10 @@ TEST_CASE("rank of a file under a limit", "[.rank]") {
 namespace {
 
 /// Runs ranks under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, uint64_t ranks,
-                               bool delay) {
-  launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "rank of a file under a limit"};
-  x.ranks = ranks;
-  x.log_dir = dir.path;
-  x.environment = {{"TEST_PP", std::to_string(ranks)},
-                   {"TEST_DELAY", delay ? "1" : "0"},
-                   {"TEST_DIR", dir.path}};
-  return launch(x);
+int launch_limited(const scratch_dir& dir, uint64_t ranks, bool delay) {
+  return launch_case(
+    dir, "rank of a file under a limit", ranks,
+    {{"TEST_PP", std::to_string(ranks)}, {"TEST_DELAY", delay ? "1" : "0"}});
 }
 
 using tensors = std::map<std::string, torch::Tensor>;
@@ -167,9 +160,8 @@ TEST_CASE(
   auto wanted = expected(dir.path / "model.pt");
   for (uint64_t ranks : {2, 4}) {
     CAPTURE(ranks);
-    auto code = run_ranks(dir, ranks, true);
-    INFO(content_of(dir.path / "log-0.txt")
-         << content_of(dir.path / "log-1.txt"));
+    auto code = launch_limited(dir, ranks, true);
+    INFO(logs_of(dir));
     REQUIRE(code == 0);
     for (auto& [file, xs] : wanted) {
       auto found = read_safetensors(dir.path / file);
@@ -182,11 +174,9 @@ TEST_CASE(
     }
   }
   // The limit is one: it does not load as a whole.
-  CHECK(run_ranks(dir, 2, false) != 0);
-  CHECK_THAT(content_of(dir.path / "log-0.txt")
-               + content_of(dir.path / "log-1.txt"),
-             ContainsSubstring("no memory for all of '")
-               && ContainsSubstring("smp.trace_device"));
+  CHECK(launch_limited(dir, 2, false) != 0);
+  CHECK_THAT(logs_of(dir), ContainsSubstring("no memory for all of '")
+                             && ContainsSubstring("smp.trace_device"));
 }
 
 #endif

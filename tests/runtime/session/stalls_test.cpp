@@ -6,6 +6,7 @@
 #include "runtime/session/stalls.hpp"
 #include "tests/support/actors/awaited_report.hpp"
 #include "tests/support/best_of.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/slowness.hpp"
 #include "tests/support/stderr_to.hpp"
@@ -318,8 +319,7 @@ process_end run_processes(const std::string& what,
                           std::optional<stall_options> stalls) {
   scratch_dir dir;
   launch_options x;
-  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
-               "rank of a stalled run"};
+  x.command = this_program("rank of a stalled run");
   x.ranks = 2;
   x.log_dir = dir.path / "logs";
   x.environment["TEST_STALL"] = what;

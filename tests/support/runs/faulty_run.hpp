@@ -61,10 +61,8 @@ public:
     std::filesystem::create_directory(dir_.path / "shm");
     environment["TEST_DIR"] = dir_.path;
     environment["UCX_POSIX_DIR"] = dir_.path / "shm";
-    launcher_.emplace(
-      std::vector<std::string>{std::filesystem::read_symlink("/proc/self/exe"),
-                               launcher},
-      dir_.path, std::move(environment));
+    launcher_.emplace(this_program(launcher), dir_.path,
+                      std::move(environment));
   }
 
   /// Waits for a file of a rank. @returns what it holds

@@ -103,6 +103,17 @@ int program::join(std::chrono::milliseconds limit) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
+std::string program::finish(int expected) {
+  auto code = join();
+  INFO(output());
+  REQUIRE(code == expected);
+  return output();
+}
+
+std::vector<std::string> this_program(const std::string& test) {
+  return {std::filesystem::read_symlink("/proc/self/exe"), test};
+}
+
 std::string built_program(const std::string& name) {
   return from_environment("SMP_BIN_DIR") + "/" + name;
 }

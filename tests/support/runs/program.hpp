@@ -41,6 +41,10 @@ public:
   /// @returns the exit code, or minus the signal
   int join(std::chrono::milliseconds limit = std::chrono::seconds{100});
 
+  /// Waits for the end; fails the test unless the exit code is this one.
+  /// @returns what it wrote
+  std::string finish(int expected = 0);
+
   /// What it wrote until now, stdout and stderr together.
   const std::string& output() const noexcept {
     return output_;
@@ -54,6 +58,10 @@ private:
   int output_fd_ = -1;
   std::string output_;
 };
+
+/// @returns the command of this program with a hidden test case, or those of a
+/// tag
+std::vector<std::string> this_program(const std::string& test);
 
 /// @returns a program that was built with the tests, by its file name.
 std::string built_program(const std::string& name);
