@@ -71,9 +71,7 @@ std::vector<rank_run> train(const scaled_job& x) {
   world.config = x.config;
   world.reorder = true;
   run_virtual_world(x.ranks, world, [&](session& s) {
-    distributed_model model{seeded([] {
-      return two_layers{width, width};
-    })};
+    distributed_model model{seeded([] { return two_layers{width, width}; })};
     set_partition(*model->second,
                   static_cast<uint32_t>(x.config.pipeline_parallel_degree - 1));
     torch::optim::SGD sgd{model->parameters(),
@@ -296,9 +294,7 @@ TEST_CASE("two scales for one model, or of one optimizer, are refused",
   world.config.threads = 1;
   std::vector<std::string> said;
   run_virtual_world(1, world, [&](session&) {
-    distributed_model model{seeded([] {
-      return two_layers{width, width};
-    })};
+    distributed_model model{seeded([] { return two_layers{width, width}; })};
     torch::optim::SGD a{model->first->parameters(), 0.1};
     torch::optim::SGD b{model->second->parameters(), 0.1};
     auto refused = [&](const optimizer_options& x) {
