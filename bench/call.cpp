@@ -8,8 +8,8 @@
 // same module on the own rank.
 //
 // (b) The bytes that all ranks send in a step besides tensors, with calls that
-// wait and calls that go on, replayed and not, for a model whose first result
-// is used again at the end. Tensors are the bytes that double with the samples.
+// wait and calls that go on, for a model whose first result is used again at
+// the end. Tensors are the bytes that double with the samples.
 //
 // (c) The cost of giving a call random numbers of its own, in one process: a
 // stream is seeded and swapped in, and the previous one is swapped back.
@@ -183,7 +183,6 @@ void run_long_skip(const arguments& args) {
   setup.auto_partition = false;
   setup.threads = 1;
   setup.print_partition = false;
-  setup.static_mode = args.number("static", 0) != 0;
   if (args.number("fast", 1) == 0)
     setup.fast_mode = false;
   session s{setup};
@@ -201,7 +200,7 @@ void run_long_skip(const arguments& args) {
     return std::accumulate(xs.begin(), xs.end(), 0.0);
   };
   figures result;
-  constexpr int warmup = 12; // a record is chosen after some eight steps
+  constexpr int warmup = 4;
   for (int i = 0; i < warmup + 10; ++i) {
     train_step(input);
     const auto stats = s.last_step();
@@ -211,7 +210,6 @@ void run_long_skip(const arguments& args) {
       continue;
     result.numbers["bytes"].push_back(bytes);
     result.numbers["requests"].push_back(requests);
-    result.numbers["replayed"].push_back(stats.replayed ? 1 : 0);
   }
   if (s.rank() == 0)
     write(result, args.text("file"));
@@ -220,14 +218,10 @@ void run_long_skip(const arguments& args) {
 void print_envelopes(const scratch& dir, const arguments& args) {
   struct mode {
     const char* text;
-    bool replays;
-    std::vector<std::string> arguments;
+    const char* argument;
   };
-  const std::array<mode, 4> modes{
-    mode{"calls that wait", false, {"--fast=0"}},
-    mode{"as by default", false, {}},
-    mode{"replayed, calls that wait", true, {"--static=1", "--fast=0"}},
-    mode{"replayed, with promises", true, {"--static=1"}}};
+  constexpr std::array modes{mode{"calls that wait", "--fast=0"},
+                             mode{"as by default", "--fast=1"}};
   fmt::print(
     "\n(b) {} microbatches through six layers on two ranks, called by a third "
     "one; median bytes of a step\n"
@@ -236,8 +230,7 @@ void print_envelopes(const scratch& dir, const arguments& args) {
   for (auto& x : modes) {
     auto of = [&](int64_t rows) {
       auto mine = args;
-      for (auto& y : x.arguments)
-        mine.set(y);
+      mine.set(x.argument);
       mine.set(fmt::format("--rows={}", rows));
       return run_fresh(dir, skip_ranks, "long_skip", mine);
     };
@@ -245,10 +238,8 @@ void print_envelopes(const scratch& dir, const arguments& args) {
     const auto tensors = median(twice["bytes"]) - median(once["bytes"]);
     const auto envelopes = median(once["bytes"]) - tensors;
     const auto requests = median(once["requests"]);
-    const auto replays = minimum(once["replayed"]) > 0;
-    fmt::print("  {:<42} {:>8.0f} {:>8.0f} {:>9.0f} {:>11.1f}{}\n", x.text,
-               requests, tensors, envelopes, envelopes / requests,
-               replays == x.replays ? "" : "  not replayed");
+    fmt::print("  {:<42} {:>8.0f} {:>8.0f} {:>9.0f} {:>11.1f}\n", x.text,
+               requests, tensors, envelopes, envelopes / requests);
   }
 }
 
