@@ -138,18 +138,16 @@ path = "three.safetensors"
 [train]
 steps = 1
 )");
-  auto p = start({"check", "script.toml"});
-  CHECK(p.join() == 2);
-  CHECK_THAT(p.output(), ContainsSubstring("takes 2 tensors, but the data has "
-                                           "3"));
+  CHECK_THAT(run({"check", "script.toml"}, 2),
+             ContainsSubstring("takes 2 tensors, but the data has "
+                               "3"));
   // What fails is named, not the interpreter that it fails in.
   smp::write_safetensors(path / "rows.safetensors",
                          {{"input0", torch::ones({8, 8})}});
-  auto q = start({"check", "script.toml",
+  CHECK_THAT(run({"check", "script.toml",
                   "--model.path=" + source_file("tests/data/script/rows.pt"),
-                  "--data.path=rows.safetensors", "--ranks=2"});
-  CHECK(q.join() == 2);
-  CHECK_THAT(q.output(),
+                  "--data.path=rows.safetensors", "--ranks=2"},
+                 2),
              ContainsSubstring("the model fails on the first microbatch: ")
                && ContainsSubstring("a batch has 8 rows, but a microbatch 4"));
 }

@@ -234,13 +234,10 @@ TEST_CASE("gradients of a module that runs several times go on to the last bit",
                   dir.path / (file == "pt" ? "model.pt" : file));
   auto finish = [&](const std::string& run, const std::string& checkpoints,
                     int steps) {
-    auto p = dir.start({"tiny.toml", "--run-dir", run, same_bits,
-                        "--smp.manual_partition={\"level\" = 1}",
-                        "--checkpoint.dir=" + checkpoints,
-                        "--train.steps=" + std::to_string(steps)});
-    auto code = p.join();
-    INFO(p.output());
-    CHECK(code == 0);
+    dir.run({"tiny.toml", "--run-dir", run, same_bits,
+             "--smp.manual_partition={\"level\" = 1}",
+             "--checkpoint.dir=" + checkpoints,
+             "--train.steps=" + std::to_string(steps)});
     return dir.metrics(run);
   };
   auto whole = finish("whole", "other", 12);
@@ -420,19 +417,16 @@ TEST_CASE_METHOD(checkpoint_run,
   auto options = constant;
   options.push_back("--train.steps=4");
   finish(options, "begin", threads_as_ranks);
-  program limited{{"bash", "-c",
-                   "ulimit -f 8; exec " + built_program("smp-train")
-                     + " tiny.toml --run-dir limited --model.dropout=0.1 "
-                       "--optimizer.schedule.type=constant"},
-                  path,
-                  threads_as_ranks};
-  auto code = limited.join();
-  INFO(limited.output());
-  CHECK(code == 2);
+  auto output = program{{"bash", "-c",
+                         "ulimit -f 8; exec " + built_program("smp-train")
+                           + " tiny.toml --run-dir limited --model.dropout=0.1 "
+                             "--optimizer.schedule.type=constant"},
+                        path,
+                        threads_as_ranks}
+                  .finish(2);
   CHECK_THAT(
-    limited.output(),
-    ContainsSubstring("resume    from " + dir() + "/step-4")
-      && ContainsSubstring("cannot write " + dir() + "/step-8/model-"));
+    output, ContainsSubstring("resume    from " + dir() + "/step-4")
+              && ContainsSubstring("cannot write " + dir() + "/step-8/model-"));
   CHECK(newest() == 4);
   CHECK(std::distance(fs::directory_iterator{dir()}, {}) == 2); // with its lock
   finish(constant, "rest", threads_as_ranks);
@@ -452,13 +446,10 @@ TEST_CASE_METHOD(checkpoint_run,
         arguments.insert(arguments.begin(), "check");
       else
         arguments.insert(arguments.end(), {"--run-dir", "refused"});
-      auto p = start(arguments);
-      auto code = p.join();
-      INFO(p.output());
-      CHECK(code == 2);
+      auto output = run(arguments, 2);
       if (!check)
-        return p.output();
-      CHECK_THAT(p.output(), ContainsSubstring("checkpoint"));
+        return output;
+      CHECK_THAT(output, ContainsSubstring("checkpoint"));
     }
     return std::string{};
   };
@@ -513,9 +504,6 @@ TEST_CASE_METHOD(checkpoint_run, "a run can branch off an older checkpoint",
 
 TEST_CASE_METHOD(checkpoint_run, "verify leaves checkpoints alone",
                  "[apps][checkpoint][verify]") {
-  auto p = start({"verify", "tiny.toml", "--steps", "2", "--run-dir", "run"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
+  run({"verify", "tiny.toml", "--steps", "2", "--run-dir", "run"});
   CHECK_FALSE(fs::exists(dir()));
 }

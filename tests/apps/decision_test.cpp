@@ -39,14 +39,6 @@ struct decisions : train_dir {
   decisions() : train_dir(small) {
     // nop
   }
-
-  std::string output_of(std::vector<std::string> arguments) const {
-    auto p = start(std::move(arguments));
-    auto code = p.join();
-    INFO(p.output());
-    REQUIRE(code == 0);
-    return p.output();
-  }
 };
 
 /// What is printed from `begin` on, up to the line with `end`.
@@ -67,14 +59,14 @@ TEST_CASE_METHOD(decisions,
                  "[apps][partition]") {
   std::set<std::string> partitions, predictions, times;
   for (int i = 0; i < 3; ++i) {
-    partitions.insert(part_of(output_of({"partition", "tiny.toml"}),
-                              "partition:", "memory, MB"));
+    partitions.insert(
+      part_of(run({"partition", "tiny.toml"}), "partition:", "memory, MB"));
     const auto run_dir = "run" + std::to_string(i);
-    auto trained = output_of({"tiny.toml", "--run-dir", run_dir});
+    auto trained = run({"tiny.toml", "--run-dir", run_dir});
     times.insert(content_of(path / run_dir / "times.json"));
     partitions.insert(part_of(trained, "partition:", "schedule:"));
     predictions.insert(part_of(trained, "predicted bubble ", " %").substr(17));
-    auto played = output_of({"schedule", "tiny.toml"});
+    auto played = run({"schedule", "tiny.toml"});
     predictions.insert(part_of(played, "bubble ", " %").substr(7));
   }
   CHECK(partitions.size() == 1);
@@ -82,10 +74,9 @@ TEST_CASE_METHOD(decisions,
   CHECK(predictions.size() == 1);
   REQUIRE(times.size() == 1);
   // They can be used again.
-  CHECK(
-    part_of(output_of({"schedule", "tiny.toml", "--smp.times=run0/times.json"}),
-            "makespan ", " (")
-    == part_of(output_of({"schedule", "tiny.toml"}), "makespan ", " ("));
+  CHECK(part_of(run({"schedule", "tiny.toml", "--smp.times=run0/times.json"}),
+                "makespan ", " (")
+        == part_of(run({"schedule", "tiny.toml"}), "makespan ", " ("));
   const auto written = nlohmann::json::parse(*times.begin());
   double forward = 0;
   for (auto& x : written["modules"].items())
@@ -97,7 +88,7 @@ TEST_CASE_METHOD(decisions, "Stored times decide, whoever stored them",
                  "[apps][partition]") {
   // Nobody would measure this: all but the first two layers take next to
   // nothing, so that these are on two ranks.
-  output_of({"partition", "tiny.toml", "--json", "plan.json"});
+  run({"partition", "tiny.toml", "--json", "plan.json"});
   auto plan = nlohmann::json::parse(content_of(path / "plan.json"));
   auto& modules = plan["modules"];
   REQUIRE(modules.is_object());
@@ -113,22 +104,21 @@ TEST_CASE_METHOD(decisions, "Stored times decide, whoever stored them",
   std::set<std::string> partitions, predictions, times;
   for (std::string file : {"given.json", "run0/times.json", "again.json"}) {
     const auto from = "--smp.times=" + file;
-    partitions.insert(modules_of(output_of(
-      {"partition", "tiny.toml", from, balance, "--json", "again.json"})));
+    partitions.insert(modules_of(
+      run({"partition", "tiny.toml", from, balance, "--json", "again.json"})));
     predictions.insert(
-      part_of(output_of({"schedule", "tiny.toml", from, balance}), "bubble ",
-              " %")
+      part_of(run({"schedule", "tiny.toml", from, balance}), "bubble ", " %")
         .substr(7));
     fs::remove_all(path / "next");
-    auto trained = output_of({"tiny.toml", "--run-dir", "next", from, balance});
+    auto trained = run({"tiny.toml", "--run-dir", "next", from, balance});
     partitions.insert(modules_of(trained));
     predictions.insert(part_of(trained, "predicted bubble ", " %").substr(17));
     times.insert(content_of(path / "next/times.json"));
     if (file == "given.json")
       fs::rename(path / "next", path / "run0");
   }
-  CHECK_FALSE(partitions.contains(
-    modules_of(output_of({"partition", "tiny.toml", balance}))));
+  CHECK_FALSE(
+    partitions.contains(modules_of(run({"partition", "tiny.toml", balance}))));
   CHECK(partitions.size() == 1);
   CHECK(predictions.size() == 1);
   REQUIRE(times.size() == 1);
@@ -140,7 +130,7 @@ TEST_CASE_METHOD(decisions, "Stored times decide, whoever stored them",
 
 TEST_CASE_METHOD(decisions, "Times of another model are refused by module",
                  "[apps][partition]") {
-  output_of({"partition", "tiny.toml", "--json", "plan.json"});
+  run({"partition", "tiny.toml", "--json", "plan.json"});
   const std::string times = "--smp.times=plan.json";
   const std::vector<std::pair<std::string, std::string>> others{
     {"--model.layers=7", "layers.10 has 156 parameters of its own, and 52"},
@@ -162,7 +152,7 @@ TEST_CASE_METHOD(decisions, "Times of another model are refused by module",
 
 TEST_CASE_METHOD(decisions, "Times that lack or add a module are refused",
                  "[apps][partition]") {
-  output_of({"partition", "tiny.toml", "--json", "plan.json"});
+  run({"partition", "tiny.toml", "--json", "plan.json"});
   const auto plan = nlohmann::json::parse(content_of(path / "plan.json"));
   auto less = plan, more = plan, partly = plan;
   less["modules"].erase("layers.4");
@@ -175,11 +165,9 @@ TEST_CASE_METHOD(decisions, "Times that lack or add a module are refused",
     {R"({"nodes": []})", "it has no times of modules"}};
   for (auto& [text, why] : files) {
     write("other.json", text);
-    auto p = start({"partition", "tiny.toml", "--smp.times=other.json"});
-    CHECK(p.join() == 2);
-    CHECK_THAT(p.output(),
+    CHECK_THAT(run({"partition", "tiny.toml", "--smp.times=other.json"}, 2),
                ContainsSubstring("other.json") && ContainsSubstring(why));
   }
   write("other.json", partly.dump());
-  output_of({"partition", "tiny.toml", "--smp.times=other.json"});
+  run({"partition", "tiny.toml", "--smp.times=other.json"});
 }

@@ -30,15 +30,32 @@ struct limited_run : train_dir {
     // nop
   }
 
-  /// Runs it after shell commands; as root in namespaces of its own.
-  program after(const std::string& commands, bool apart = false) const {
-    std::vector<std::string> command{"sh", "-c",
-                                     commands + "; exec "
-                                       + built_program("smp-train")
-                                       + " tiny.toml --run-dir out \"$@\""};
-    if (apart)
-      command.insert(command.begin(), {"unshare", "-m", "-i"});
-    return program{std::move(command), path};
+  /// @returns what it writes after shell commands
+  std::string after(const std::string& commands, int expected = 0) const {
+    return program{{"sh", "-c", after_these(commands)}, path}.finish(expected);
+  }
+
+  /// The same as root in namespaces of its own; skips the test of anybody else.
+  std::string apart(const std::string& commands, int expected = 0) const {
+    return as_root({"unshare", "-m", "-i", "sh", "-c", after_these(commands)},
+                   expected);
+  }
+
+  std::string as_root(std::vector<std::string> command, int expected) const {
+    program run{std::move(command), path};
+    auto code = run.join();
+    INFO(run.output());
+    for (auto text : {"unshare", "mount:", "/proc/sys/kernel/shmmax:"})
+      if (run.output().find(text) != std::string::npos)
+        SKIP("only root may mount, have a network and set limits");
+    REQUIRE(code == expected);
+    return run.output();
+  }
+
+private:
+  static std::string after_these(const std::string& commands) {
+    return commands + "; exec " + built_program("smp-train")
+           + " tiny.toml --run-dir out \"$@\"";
   }
 };
 
@@ -48,13 +65,6 @@ const std::string small_folder = "mount -t tmpfs -o size=16m tmpfs /dev/shm";
 const std::string part_full
   = "mount -t tmpfs -o size=64m tmpfs /dev/shm && "
     "head -c 45000000 /dev/zero > /dev/shm/full";
-
-bool may_not_mount(const program& x) {
-  auto& told = x.output();
-  return told.find("unshare") != std::string::npos
-         || told.find("mount:") != std::string::npos
-         || told.find("/proc/sys/kernel/shmmax:") != std::string::npos;
-}
 
 /// @returns what its UCX has for shared memory, in files or of System V, as it
 /// begins; empty: nothing within a minute
@@ -89,32 +99,22 @@ TEST_CASE_METHOD(limited_run, "A limit that is too low is one line and code 2",
                                      {"ulimit -n 24", "ulimit -n"},
                                      {"ulimit -v 500000", "ulimit -v"},
                                      {"ulimit -f 0", "ulimit -f"}}));
-  auto run = after(limit);
-  auto code = run.join();
-  INFO(run.output());
-  CHECK(code == 2);
-  CHECK_THAT(run.output(), ContainsSubstring(text));
+  CHECK_THAT(after(limit, 2), ContainsSubstring(text));
 }
 
 TEST_CASE_METHOD(limited_run, "Without loopback no rank is waited for",
                  "[apps][train]") {
-  program run{{"unshare", "-n", built_program("smp-train"), "tiny.toml",
-               "--run-dir", "out"},
-              path};
-  auto code = run.join();
-  INFO(run.output());
-  if (may_not_mount(run))
-    SKIP("only root has a network of its own");
-  CHECK(code == 2);
-  CHECK_THAT(run.output(), ContainsSubstring("127.0.0.1: ")
-                             && ContainsSubstring("ip link set lo up"));
+  auto told = as_root({"unshare", "-n", built_program("smp-train"), "tiny.toml",
+                       "--run-dir", "out"},
+                      2);
+  CHECK_THAT(told, ContainsSubstring("127.0.0.1: ")
+                     && ContainsSubstring("ip link set lo up"));
 }
 
 TEST_CASE_METHOD(limited_run, "Closed descriptors are none of a run's files",
                  "[apps][train]") {
   // As from cron.
-  auto run = after("exec <&- >&- 2>&-");
-  CHECK(run.join() == 0);
+  after("exec <&- >&- 2>&-");
   CHECK_THAT(content_of(path / "out/log-0.txt"),
              ContainsSubstring("done after 2 of 2 steps"));
 }
@@ -122,31 +122,20 @@ TEST_CASE_METHOD(limited_run, "Closed descriptors are none of a run's files",
 TEST_CASE_METHOD(limited_run, "A full disk ends a run with the reason",
                  "[apps][train]") {
   std::filesystem::create_directories(path / "out");
-  auto run = after(
+  auto told = apart(
     "mount -t tmpfs -o size=4k tmpfs out && "
     "head -c 10000 /dev/zero > out/full || true",
-    true);
-  auto code = run.join();
-  INFO(run.output());
-  if (may_not_mount(run))
-    SKIP("only root may mount");
-  CHECK(code == 2);
-  CHECK_THAT(run.output(), ContainsSubstring("No space left on device"));
+    2);
+  CHECK_THAT(told, ContainsSubstring("No space left on device"));
 }
 
 TEST_CASE_METHOD(limited_run, "So does one that the run itself fills",
                  "[apps][train]") {
   std::filesystem::create_directories(path / "out");
   // Room for some hundred steps.
-  auto run = after(
-    "mount -t tmpfs -o size=128k tmpfs out && set -- --train.steps=1000000",
-    true);
-  auto code = run.join();
-  INFO(run.output());
-  if (may_not_mount(run))
-    SKIP("only root may mount");
-  CHECK(code == 2);
-  CHECK_THAT(run.output(),
+  auto told = apart(
+    "mount -t tmpfs -o size=128k tmpfs out && set -- --train.steps=1000000", 2);
+  CHECK_THAT(told,
              ContainsSubstring(" 1/1000000")
                && ContainsSubstring("metrics.jsonl: No space left on device"));
 }
@@ -154,13 +143,7 @@ TEST_CASE_METHOD(limited_run, "So does one that the run itself fills",
 TEST_CASE_METHOD(limited_run,
                  "Without room in files the ranks share memory of System V",
                  "[apps][train]") {
-  auto run = after(small_folder, true);
-  auto code = run.join();
-  INFO(run.output());
-  if (may_not_mount(run))
-    SKIP("only root may mount");
-  CHECK(code == 0);
-  auto& told = run.output();
+  auto told = apart(small_folder);
   CHECK(count_of("/dev/shm has 16 MB", told) == 1);
   CHECK(count_of("share memory of System V instead", told) == 1);
   CHECK(count_of("can connect", told) == 0);
@@ -168,13 +151,7 @@ TEST_CASE_METHOD(limited_run,
 
 TEST_CASE_METHOD(limited_run, "Without any shared memory they talk by tcp",
                  "[apps][train]") {
-  auto run = after(small_folder + " && echo 0 > /proc/sys/kernel/shmmax", true);
-  auto code = run.join();
-  INFO(run.output());
-  if (may_not_mount(run))
-    SKIP("only root may mount and set limits of the kernel");
-  CHECK(code == 0);
-  auto& told = run.output();
+  auto told = apart(small_folder + " && echo 0 > /proc/sys/kernel/shmmax");
   CHECK(count_of("no shared memory between ranks", told) == 1);
   CHECK(count_of("/dev/shm has 16 MB", told) == 1);
   CHECK(count_of("where every user of this machine can connect", told) == 1);
@@ -183,14 +160,9 @@ TEST_CASE_METHOD(limited_run, "Without any shared memory they talk by tcp",
 // Each rank takes a part of what there is: the first ones would find room.
 TEST_CASE_METHOD(limited_run, "Where some of the ranks fit, none takes files",
                  "[apps][train]") {
-  auto run = after(part_full + "; set -- --ranks 4", true);
-  auto code = run.join();
-  INFO(run.output());
-  if (may_not_mount(run))
-    SKIP("only root may mount");
-  CHECK(code == 0);
-  CHECK_THAT(run.output(), ContainsSubstring("/dev/shm has 64 MB")
-                             && ContainsSubstring("4 ranks of this machine"));
+  auto told = apart(part_full + "; set -- --ranks 4");
+  CHECK_THAT(told, ContainsSubstring("/dev/shm has 64 MB")
+                     && ContainsSubstring("4 ranks of this machine"));
 }
 
 // Where no launcher of ours decides for all, the last one finds less.
@@ -221,11 +193,8 @@ TEST_CASE_METHOD(limited_run, "So it is for ranks that begin one by one",
                                   {"SMP_RENDEZVOUS_DIR", path}}));
     CHECK(shared_memory_of(*ranks.back()) == "/SYSV");
   }
-  for (auto& x : ranks) {
-    auto code = x->join();
-    INFO(x->output());
-    CHECK(code == 0);
-  }
+  for (auto& x : ranks)
+    x->finish();
   CHECK_THAT(ranks[0]->output(), ContainsSubstring("memory of System V"));
 }
 
@@ -234,6 +203,6 @@ TEST_CASE_METHOD(limited_run, "What a killed run had half written goes",
   std::filesystem::create_directories(path / "out");
   auto left = path / "out/model.safetensors.partial-12345-0";
   std::ofstream{left} << "half";
-  CHECK(after("true").join() == 0);
+  after("true");
   CHECK_FALSE(std::filesystem::exists(left));
 }

@@ -56,15 +56,6 @@ struct offload_run : train_dir {
     fs::create_directory(path / "offloaded");
   }
 
-  /// @returns what it wrote
-  std::string finish(arguments options, int expected = 0) const {
-    auto p = start(std::move(options));
-    auto code = p.join();
-    INFO(p.output());
-    CHECK(code == expected);
-    return p.output();
-  }
-
   bool is_clean() const {
     return fs::is_empty(path / "offloaded");
   }
@@ -104,10 +95,10 @@ TEST_CASE_METHOD(offload_run, "what was in a file equals one process",
     arguments{"--smp.ddp=true", "--ranks", "4", "--smp.bf16_params=true"},
     arguments{"--smp.pipeline_parallel_degree=1"});
   CAPTURE(options);
-  auto said = finish(joined({"verify", "tiny.toml", "--steps", "4", "--run-dir",
-                             "run", "--smp.offload_dir=offloaded"},
-                            options));
-  CHECK_THAT(said, ContainsSubstring("equal: 4 steps"));
+  CHECK_THAT(run(joined({"verify", "tiny.toml", "--steps", "4", "--run-dir",
+                         "run", "--smp.offload_dir=offloaded"},
+                        options)),
+             ContainsSubstring("equal: 4 steps"));
   CHECK(is_clean());
 }
 
@@ -117,22 +108,18 @@ TEST_CASE("arguments of an exported model are in a file",
   for (std::string file : {"pt", "batch.safetensors"})
     fs::copy_file(source_file("tests/data/zoo/hf_gpt2." + file),
                   dir.path / (file == "pt" ? "model.pt" : file));
-  auto p = dir.start({"verify", "tiny.toml", "--smp.offload_activations=true",
-                      "--activation_checkpointing.modules=[\"*\"]",
-                      "--smp.activation_loading_horizon=1", "--run-dir",
-                      "run"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("equal: 3 steps"));
+  CHECK_THAT(
+    dir.run({"verify", "tiny.toml", "--smp.offload_activations=true",
+             "--activation_checkpointing.modules=[\"*\"]",
+             "--smp.activation_loading_horizon=1", "--run-dir", "run"}),
+    ContainsSubstring("equal: 3 steps"));
 }
 
 TEST_CASE_METHOD(offload_run, "a run learns the same bits with a file",
                  "[apps][R57]") {
   for (std::string offload : {"true", "false"})
-    finish({"tiny.toml", "--run-dir", offload,
-            "--smp.pipeline_parallel_degree=1",
-            "--smp.offload_activations=" + offload});
+    run({"tiny.toml", "--run-dir", offload, "--smp.pipeline_parallel_degree=1",
+         "--smp.offload_activations=" + offload});
   auto with = metrics("true"), without = metrics("false");
   REQUIRE(with.size() == 4);
   for (size_t i = 0; i < with.size(); ++i) {
@@ -170,14 +157,14 @@ TEST_CASE_METHOD(offload_run,
                  "a folder in memory is told, one that is not "
                  "there ends the run",
                  "[apps][R57]") {
-  finish({"tiny.toml", "--run-dir", "a", "--train.steps=1",
-          "--smp.offload_dir=/dev/shm"});
+  run({"tiny.toml", "--run-dir", "a", "--train.steps=1",
+       "--smp.offload_dir=/dev/shm"});
   CHECK_THAT(content_of(path / "a/log-1.txt"),
              ContainsSubstring("'/dev/shm' is in memory")
                && ContainsSubstring("smp.offload_dir"));
-  auto said = finish({"tiny.toml", "--run-dir", "b", "--train.steps=1",
-                      "--smp.offload_dir=nowhere"},
-                     2);
-  CHECK_THAT(said, ContainsSubstring("cannot make a file in '")
-                     && ContainsSubstring("nowhere"));
+  CHECK_THAT(run({"tiny.toml", "--run-dir", "b", "--train.steps=1",
+                  "--smp.offload_dir=nowhere"},
+                 2),
+             ContainsSubstring("cannot make a file in '")
+               && ContainsSubstring("nowhere"));
 }

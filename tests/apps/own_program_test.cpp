@@ -73,9 +73,7 @@ namespace {
 struct own_program : scratch_dir {
   program start(const std::string& arguments) const {
     return program{
-      {fs::read_symlink("/proc/self/exe").string(), "[.own_program]"},
-      path,
-      {{"ARGUMENTS", arguments}}};
+      this_program("[.own_program]"), path, {{"ARGUMENTS", arguments}}};
   }
 
   /// @returns what a program said that looks at run "run", at last without
@@ -136,9 +134,8 @@ TEST_CASE_METHOD(own_program, "One rank leaves no directory nobody asked for",
   auto arguments = GENERATE(as<std::string>{}, "--ranks 1", "--help",
                             "--run-dir run");
   CAPTURE(arguments);
-  auto run = start(arguments);
-  CHECK(run.join() == 0);
-  CHECK_THAT(run.output(), ContainsSubstring("rank 0 of 1 in ''\n"));
+  CHECK_THAT(start(arguments).finish(),
+             ContainsSubstring("rank 0 of 1 in ''\n"));
   for (auto& x : fs::directory_iterator{path})
     CHECK(x.path().filename() == "enough");
 }
@@ -162,9 +159,8 @@ TEST_CASE_METHOD(own_program, "What failed before its first step is not a run",
   CHECK(start("--ranks 2 --run-dir run").join() != 0);
   CHECK(fs::exists(path / "run/log-1.txt"));
   fs::remove(path / "fail");
-  auto again = start("--ranks 1 --run-dir run");
-  CHECK(again.join() == 0);
-  CHECK_THAT(again.output(),
+  auto output = start("--ranks 1 --run-dir run").finish();
+  CHECK_THAT(output,
              ContainsSubstring("smp: the run in run ended before its first "
                                "step was over; it is overwritten\n"
                                "smp: run dir run\n"));

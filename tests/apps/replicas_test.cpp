@@ -75,21 +75,16 @@ TEST_CASE_METHOD(grid_dir, "each replica is compared with one process",
                    "fast_mode=false", "broadcast_buffers=true"})
       arguments.push_back("--smp."s + x);
   CAPTURE(arguments);
-  auto p = start(arguments);
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
-                           && ContainsSubstring("equal: 3 steps"));
+  CHECK_THAT(run(arguments), ContainsSubstring("4 ranks against one process")
+                               && ContainsSubstring("equal: 3 steps"));
 }
 
 TEST_CASE_METHOD(grid_dir, "numbers of ranks that do not fit are errors",
                  "[apps][replicas]") {
   auto told = [this](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "tiny.toml");
-    auto p = start(std::move(arguments));
-    CHECK(p.join() == 2);
-    return p.output();
+    auto output = run(std::move(arguments), 2);
+    return output;
   };
   CHECK_THAT(told({"--smp.ddp=true", "--ranks", "3"}),
              ContainsSubstring("smp.ranks = 3 cannot be divided among "
@@ -144,35 +139,28 @@ TEST_CASE("an export of Hugging Face's GPT-2 is shared as it is",
   for (std::string file : {"pt", "batch.safetensors"})
     std::filesystem::copy_file(source_file("tests/data/zoo/hf_gpt2." + file),
                                dir.path / (file == "pt" ? "model.pt" : file));
-  auto p = dir.start({"verify", "tiny.toml", "--smp.ddp=true",
+  CHECK_THAT(dir.run({"verify", "tiny.toml", "--smp.ddp=true",
                       "--smp.tensor_parallel_degree=2", "--steps", "5",
-                      "--run-dir", "run"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
-                           && ContainsSubstring("equal: 5 steps"));
-  auto trained = dir.start({"tiny.toml", "--smp.ddp=true",
-                            "--smp.tensor_parallel_degree=2", "--run-dir",
-                            "trained"});
-  CHECK(trained.join() == 0);
-  CHECK_THAT(trained.output(),
-             ContainsSubstring("TransformerLayer shared by 2 ranks for memory: "
-                               "model.transformer.h.0"));
+                      "--run-dir", "run"}),
+             ContainsSubstring("4 ranks against one process")
+               && ContainsSubstring("equal: 5 steps"));
+  CHECK_THAT(
+    dir.run({"tiny.toml", "--smp.ddp=true", "--smp.tensor_parallel_degree=2",
+             "--run-dir", "trained"}),
+    ContainsSubstring("TransformerLayer shared by 2 ranks for memory: "
+                      "model.transformer.h.0"));
 }
 
 TEST_CASE("ranks that share modules may have the same samples",
           "[apps][replicas][tensor_parallel][verify]") {
   train_dir dir{content_of(source_file("config/models/t5.toml"))};
-  auto p = dir.start(
-    {"verify", "tiny.toml", "--model.gated=true", "--smp.ddp=true",
-     "--smp.tensor_parallel_degree=2", "--smp.prescaled_batch=true",
-     "--tensor_parallel.modules=[\"*\"]", "--steps", "5", "--run-dir", "run"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
-                           && ContainsSubstring("equal: 5 steps"));
+  CHECK_THAT(
+    dir.run({"verify", "tiny.toml", "--model.gated=true", "--smp.ddp=true",
+             "--smp.tensor_parallel_degree=2", "--smp.prescaled_batch=true",
+             "--tensor_parallel.modules=[\"*\"]", "--steps", "5", "--run-dir",
+             "run"}),
+    ContainsSubstring("4 ranks against one process")
+      && ContainsSubstring("equal: 5 steps"));
 }
 
 TEST_CASE("the blocks of other models are shared as a whole",
@@ -195,22 +183,16 @@ TEST_CASE("the blocks of other models are shared as a whole",
   auto verify = job;
   verify.insert(verify.begin(), "verify");
   verify.insert(verify.end(), {"--steps", "5", "--run-dir", "run"});
-  auto p = dir.start(verify);
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
-                           && ContainsSubstring("equal: 5 steps"));
+  CHECK_THAT(dir.run(verify), ContainsSubstring("4 ranks against one process")
+                                && ContainsSubstring("equal: 5 steps"));
   auto check = job;
   check.insert(check.begin(), "check");
-  auto told = dir.start(check);
-  CHECK(told.join() == 0);
-  CHECK_THAT(told.output(),
+  auto output = dir.run(check);
+  CHECK_THAT(output,
              ContainsSubstring("TransformerLayer shared by 2 ranks for memory: "
                                + x.block));
   if (x.name == "t5") // with what its attention to the encoder takes
-    CHECK_THAT(told.output(),
-               ContainsSubstring(" in a microbatch: decoder.block.0"));
+    CHECK_THAT(output, ContainsSubstring(" in a microbatch: decoder.block.0"));
 }
 
 TEST_CASE_METHOD(grid_dir,
@@ -221,23 +203,19 @@ TEST_CASE_METHOD(grid_dir,
                            "[\"transformer.h.0\"]\n");
   auto pipeline = GENERATE("2"s, "1"s);
   for (auto command : {"check", "partition"}) {
-    auto p = start({command, "shared.toml", "--smp.ddp=true",
-                    "--smp.tensor_parallel_degree=2",
-                    "--smp.pipeline_parallel_degree=" + pipeline});
-    auto code = p.join();
-    INFO(p.output());
-    CHECK(code == 0);
-    CHECK_THAT(p.output(),
+    auto output = run({command, "shared.toml", "--smp.ddp=true",
+                       "--smp.tensor_parallel_degree=2",
+                       "--smp.pipeline_parallel_degree=" + pipeline});
+    CHECK_THAT(output,
                ContainsSubstring("TransformerLayer shared by 2 ranks for "
                                  "memory: transformer.h.0"));
     // Of 12 * 16 * 16 numbers in linears, 9 * 16 in their biases, which the
     // first rank has, and 4 * 16 in norms. Of 2 * 16 tokens half of 16 numbers
     // both ways at both ends, 9 * 16 both ways in linears; and of those of both
     // ranks 5 for each norm.
-    CHECK_THAT(p.output(),
-               ContainsSubstring("each rank holds at most 1712 of 3280 "
-                                 "parameters and sends 43.5 kB in a "
-                                 "microbatch: transformer.h.0"));
+    CHECK_THAT(output, ContainsSubstring("each rank holds at most 1712 of 3280 "
+                                         "parameters and sends 43.5 kB in a "
+                                         "microbatch: transformer.h.0"));
   }
   auto same = start({"check", "shared.toml", "--smp.ddp=true",
                      "--smp.tensor_parallel_degree=2",
@@ -246,11 +224,10 @@ TEST_CASE_METHOD(grid_dir,
   CHECK_THAT(same.output(),
              ContainsSubstring("ranks that share have the same samples")
                && ContainsSubstring("and sends 21.8 kB in a microbatch"));
-  auto wrong = start({"check", "shared.toml", "--smp.ddp=true",
-                      "--smp.tensor_parallel_degree=2",
-                      "--tensor_parallel.modules=[\"encoder\"]"});
-  CHECK(wrong.join() == 2);
-  CHECK_THAT(wrong.output(),
+  CHECK_THAT(run({"check", "shared.toml", "--smp.ddp=true",
+                  "--smp.tensor_parallel_degree=2",
+                  "--tensor_parallel.modules=[\"encoder\"]"},
+                 2),
              ContainsSubstring("no module is called \"encoder\"; the model has "
                                "transformer"));
 }

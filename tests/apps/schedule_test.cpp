@@ -117,13 +117,10 @@ TEST_CASE_METHOD(tiny_run, "a prediction says which calls it takes to wait",
     std::vector<std::string> arguments{"schedule", "tiny.toml", "--json",
                                        "step.json"};
     arguments.insert(arguments.end(), settings.begin(), settings.end());
-    auto p = start(arguments);
-    auto code = p.join();
-    INFO(p.output());
-    REQUIRE(code == 0);
-    CHECK_THAT(p.output(), ContainsSubstring("\ncalls that wait: ")
-                             && ContainsSubstring(std::string{waits} + "\n"));
-    CHECK(widest_line(p.output()) <= 80);
+    auto output = run(arguments);
+    CHECK_THAT(output, ContainsSubstring("\ncalls that wait: ")
+                         && ContainsSubstring(std::string{waits} + "\n"));
+    CHECK(widest_line(output) <= 80);
     auto json = nlohmann::json::parse(content_of(path / "step.json"));
     CHECK_THAT(json["calls"].get<std::string>(), ContainsSubstring(waits));
   }
@@ -151,9 +148,8 @@ TEST_CASE_METHOD(tiny_run, "given times count instead of guessed ones",
       first += x["end"].get<double>() - x["begin"].get<double>();
   CHECK(first == Catch::Approx(6));
   write("times.json", R"({"others": 0, "modules": {"transformer.x.0": 1}})");
-  auto wrong = start({"schedule", "tiny.toml", "--smp.times=times.json"});
-  CHECK(wrong.join() == 2);
-  CHECK_THAT(wrong.output(), ContainsSubstring("transformer.x.0"));
+  CHECK_THAT(run({"schedule", "tiny.toml", "--smp.times=times.json"}, 2),
+             ContainsSubstring("transformer.x.0"));
 }
 
 TEST_CASE_METHOD(tiny_run, "a bad list is refused with its first wrong task",
@@ -177,15 +173,14 @@ TEST_CASE_METHOD(tiny_run, "a bad list is refused with its first wrong task",
 TEST_CASE_METHOD(tiny_run, "1,024 ranks are played in time",
                  "[apps][schedule]") {
   auto begin = std::chrono::steady_clock::now();
-  auto p = start({"schedule", "tiny.toml", "--ranks", "1024",
-                  "--model.layers=1024", "--model.width=2",
-                  "--smp.microbatches=256", "--data.batch_size=256"});
-  REQUIRE(p.join() == 0);
+  auto output = run({"schedule", "tiny.toml", "--ranks", "1024",
+                     "--model.layers=1024", "--model.width=2",
+                     "--smp.microbatches=256", "--data.batch_size=256"});
   auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now()
                                                - begin);
-  INFO(p.output());
+  INFO(output);
   CHECK(seconds.count() < 60); // bench and docs have the figure
-  CHECK_THAT(p.output(), ContainsSubstring("more devices"));
+  CHECK_THAT(output, ContainsSubstring("more devices"));
 }
 
 // -- plug-ins -----------------------------------------------------------------
@@ -201,25 +196,24 @@ TEST_CASE_METHOD(tiny_run, "a faulty plug-in ends the run with its name",
                              // When calls go on, and steps may run again.
                              {"later throws", "threw: on purpose"},
                              {"later twice", "a second time"}}) {
-    auto p = start({"tiny.toml", "--run-dir", fault, "--smp.pipeline=actor",
-                    "--smp.schedule.plugin=" + plugin("faulty_schedule.so"),
-                    "--smp.schedule.name=faulty",
-                    std::string{"--smp.schedule.options="} + fault});
-    CHECK(p.join() == 3);
-    INFO(p.output());
-    CHECK_THAT(p.output(), ContainsSubstring("schedule actor \"faulty\""));
-    CHECK_THAT(p.output(), ContainsSubstring(text));
-    CHECK_THAT(p.output(), ContainsSubstring("backward ready, microbatch 1"));
+    auto output = run({"tiny.toml", "--run-dir", fault, "--smp.pipeline=actor",
+                       "--smp.schedule.plugin=" + plugin("faulty_schedule.so"),
+                       "--smp.schedule.name=faulty",
+                       std::string{"--smp.schedule.options="} + fault},
+                      3);
+    CHECK_THAT(output, ContainsSubstring("schedule actor \"faulty\""));
+    CHECK_THAT(output, ContainsSubstring(text));
+    CHECK_THAT(output, ContainsSubstring("backward ready, microbatch 1"));
   }
 }
 
 TEST_CASE_METHOD(tiny_run, "a schedule that a plug-in lacks is refused",
                  "[apps][schedule]") {
-  auto p = start({"check", "tiny.toml", "--smp.pipeline=actor",
+  CHECK_THAT(run({"check", "tiny.toml", "--smp.pipeline=actor",
                   "--smp.schedule.plugin=" + plugin("faulty_schedule.so"),
-                  "--smp.schedule.name=fautly"});
-  CHECK(p.join() == 2);
-  CHECK_THAT(p.output(), ContainsSubstring("it has \"faulty\""));
+                  "--smp.schedule.name=fautly"},
+                 2),
+             ContainsSubstring("it has \"faulty\""));
 }
 
 // -- the example --------------------------------------------------------------

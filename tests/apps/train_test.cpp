@@ -59,12 +59,8 @@ TEST_CASE_METHOD(tiny_run, "Every command explains itself", "[apps][train]") {
   for (auto text : {"check", "--ranks", "--run-dir", "--log-level", "--version",
                     "--table.key=value", "130"})
     CHECK_THAT(help.output(), ContainsSubstring(text));
-  auto check = start({"check", "--help"});
-  CHECK(check.join() == 0);
-  CHECK_THAT(check.output(), ContainsSubstring("CONFIG"));
-  auto version = start({"--version"});
-  CHECK(version.join() == 0);
-  CHECK_THAT(version.output(), ContainsSubstring("smp "));
+  CHECK_THAT(run({"check", "--help"}), ContainsSubstring("CONFIG"));
+  CHECK_THAT(run({"--version"}), ContainsSubstring("smp "));
 }
 
 TEST_CASE_METHOD(tiny_run, "A wrong command line is refused with exit code 2",
@@ -117,31 +113,28 @@ TEST_CASE_METHOD(tiny_run, "A wrong command line is refused with exit code 2",
 
 TEST_CASE_METHOD(tiny_run, "A good configuration passes the check",
                  "[apps][train]") {
-  auto p = start({"check", "tiny.toml"});
-  CHECK(p.join() == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("tiny.toml: no errors"));
+  CHECK_THAT(run({"check", "tiny.toml"}),
+             ContainsSubstring("tiny.toml: no errors"));
   CHECK_FALSE(fs::exists(path / "runs"));
 }
 
 TEST_CASE_METHOD(tiny_run, "The check prints one line per error",
                  "[apps][train]") {
-  auto bad = start({"check", "tiny.toml", "--model.layerz=3",
-                    "--smp.microbatches=3", "--train.steps=0"});
-  CHECK(bad.join() == 2);
-  auto lines = lines_of(bad.output());
+  auto output = run({"check", "tiny.toml", "--model.layerz=3",
+                     "--smp.microbatches=3", "--train.steps=0"},
+                    2);
+  auto lines = lines_of(output);
   CHECK(lines.size() == 3);
   for (auto text : {"model.layers", "smp.microbatches", "train.steps"})
-    CHECK_THAT(bad.output(), ContainsSubstring(text));
+    CHECK_THAT(output, ContainsSubstring(text));
 }
 
 TEST_CASE_METHOD(tiny_run, "The check reads the data", "[apps][train]") {
-  auto missing = start({"check", "tiny.toml", "--data.path=nowhere.txt"});
-  CHECK(missing.join() == 2);
-  CHECK_THAT(missing.output(), ContainsSubstring("nowhere.txt"));
+  CHECK_THAT(run({"check", "tiny.toml", "--data.path=nowhere.txt"}, 2),
+             ContainsSubstring("nowhere.txt"));
   write("short.txt", "too short for one sequence");
-  auto shorter = start({"check", "tiny.toml", "--data.path=short.txt"});
-  CHECK(shorter.join() == 2);
-  CHECK_THAT(shorter.output(), ContainsSubstring("needs at least 17"));
+  CHECK_THAT(run({"check", "tiny.toml", "--data.path=short.txt"}, 2),
+             ContainsSubstring("needs at least 17"));
 }
 
 TEST_CASE("The quickstart passes the check", "[apps][train]") {
@@ -157,9 +150,8 @@ TEST_CASE_METHOD(tiny_run,
                  "[apps][train]") {
   // Measured, a model so small would stay on one rank.
   std::vector<std::string> words{"tiny.toml", "--smp.trace_device=none"};
-  auto four = start(words);
-  REQUIRE(four.join() == 0);
-  CHECK_THAT(four.output(), !ContainsSubstring("take turns"));
+  auto output = run(words);
+  CHECK_THAT(output, !ContainsSubstring("take turns"));
   words.insert(words.end(), {"--smp.microbatches=1", "--train.steps=1"});
   auto one = start(words);
   REQUIRE(one.join() == 0);
@@ -170,26 +162,23 @@ TEST_CASE_METHOD(tiny_run,
                                "      smp.microbatches = 4 the predicted "
                                "bubble is "));
   words.insert(words.end(), {"--smp.pipeline_parallel_degree=1"});
-  auto alone = start(words);
-  REQUIRE(alone.join() == 0);
-  CHECK_THAT(alone.output(), !ContainsSubstring("take turns"));
+  CHECK_THAT(run(words), !ContainsSubstring("take turns"));
 }
 
 TEST_CASE_METHOD(tiny_run, "A run leaves metrics, logs and the model",
                  "[apps][train]") {
-  auto p = start({"tiny.toml",
-                  // Measured, a model so small would stay on one rank.
-                  "--smp.trace_device=none", "--run-dir", "out"});
-  REQUIRE(p.join() == 0);
+  auto output = run({"tiny.toml",
+                     // Measured, a model so small would stay on one rank.
+                     "--smp.trace_device=none", "--run-dir", "out"});
   // Two of the loss's own bytes of the sample may be anything.
   for (auto text :
        {"smp-train tiny.toml on 2 ranks", "partition", "2/4", "4/4", "held out",
         "unigram entropy", "bubble", "requests", "peak on rank 1",
         "out/metrics.jsonl", "sample of 12 characters"})
-    CHECK_THAT(p.output(), ContainsSubstring(text));
+    CHECK_THAT(output, ContainsSubstring(text));
   // A pipe is not a terminal.
-  CHECK(p.output().find('\r') == std::string::npos);
-  CHECK(p.output().find('\x1b') == std::string::npos);
+  CHECK(output.find('\r') == std::string::npos);
+  CHECK(output.find('\x1b') == std::string::npos);
 
   auto steps = metrics("out");
   REQUIRE(steps.size() == 4);
@@ -262,8 +251,7 @@ TEST_CASE_METHOD(tiny_run, "Numbers of ranks and kinds of ranks agree",
 
 TEST_CASE_METHOD(tiny_run, "A run without a directory gets a new one",
                  "[apps][train]") {
-  auto p = start({"tiny.toml", "--train.steps=1", "--log-level=warn"});
-  REQUIRE(p.join() == 0);
+  auto output = run({"tiny.toml", "--train.steps=1", "--log-level=warn"});
   std::vector<fs::path> made;
   for (auto& entry : fs::directory_iterator{path / "runs"})
     made.push_back(entry.path().filename());
@@ -271,8 +259,8 @@ TEST_CASE_METHOD(tiny_run, "A run without a directory gets a new one",
   CHECK_THAT(made[0].string(), Catch::Matchers::EndsWith("-tiny"));
   CHECK(metrics("runs/" + made[0].string()).size() == 1);
   // Warnings and worse only: no table, but what came out.
-  CHECK(p.output().find("grad norm") == std::string::npos);
-  CHECK_THAT(p.output(), ContainsSubstring("done after 1 of 1 steps"));
+  CHECK(output.find("grad norm") == std::string::npos);
+  CHECK_THAT(output, ContainsSubstring("done after 1 of 1 steps"));
 }
 
 TEST_CASE_METHOD(tiny_run,
@@ -306,28 +294,26 @@ TEST_CASE_METHOD(tiny_run,
                  "[apps][train]") {
   auto [level, warns] = GENERATE(table<std::string, bool>(
     {{"info", true}, {"warn", true}, {"error", false}}));
-  auto p = start({"tiny.toml", "--train.steps=1", "--run-dir", "out",
-                  "--log-level", level, "--smp.auto_partition=false",
-                  "--optimizer.schedule.warmup_steps=2"});
-  REQUIRE(p.join() == 0);
-  INFO(p.output());
+  auto output = run({"tiny.toml", "--train.steps=1", "--run-dir", "out",
+                     "--log-level", level, "--smp.auto_partition=false",
+                     "--optimizer.schedule.warmup_steps=2"});
   for (auto* text : {"warning: device 1 stays idle: nothing is placed there",
                      "warning: command line: optimizer.schedule.warmup_steps = "
                      "2 and train.steps = 1: the learning rate never reaches "
                      "optimizer.lr (train.steps: command line)"}) {
-    auto at = p.output().find(text);
+    auto at = output.find(text);
     CHECK((at != std::string::npos) == warns);
     if (warns)
-      CHECK(p.output().find(text, at + 1) == std::string::npos);
+      CHECK(output.find(text, at + 1) == std::string::npos);
   }
 }
 
 TEST_CASE_METHOD(tiny_run, "A loss that is not finite ends with exit code 5",
                  "[apps][train]") {
-  auto p = start({"tiny.toml", "--run-dir", "out", "--optimizer.type=sgd",
-                  "--optimizer.lr=1e30"});
-  CHECK(p.join() == 5);
-  CHECK_THAT(p.output(), ContainsSubstring(": the loss is "));
+  CHECK_THAT(run({"tiny.toml", "--run-dir", "out", "--optimizer.type=sgd",
+                  "--optimizer.lr=1e30"},
+                 5),
+             ContainsSubstring(": the loss is "));
   CHECK(metrics("out").back()["loss"].is_null());
   CHECK_FALSE(fs::exists(path / "out/model.safetensors"));
 }

@@ -49,6 +49,10 @@ struct tiny_job : train_dir {
     return train_dir::start(std::move(arguments), std::move(environment));
   }
 
+  std::string run(std::vector<std::string> arguments, int expected = 0) const {
+    return start(std::move(arguments)).finish(expected);
+  }
+
   static std::map<std::string, std::string> seeding(const std::string& fault) {
     return {{"SMP_FAULT", fault},
             {"LD_PRELOAD", built_program("../lib/smp_faults.so")}};
@@ -71,14 +75,12 @@ std::map<std::string, std::string> ranks_as(const std::string& kind) {
 TEST_CASE_METHOD(tiny_job, "A right job is equal over processes and threads",
                  "[apps][verify]") {
   for (auto type : {"processes", "threads"}) {
-    auto p = start(
-      {"tiny.toml", "--steps", "2", "--run-dir", type, "--json", "out.json"},
-      ranks_as(type));
-    auto code = p.join();
-    INFO(p.output());
-    CHECK(code == 0);
-    CHECK_THAT(p.output(), ContainsSubstring("2 ranks against one process")
-                             && ContainsSubstring("equal: 2 steps"));
+    auto output = start({"tiny.toml", "--steps", "2", "--run-dir", type,
+                         "--json", "out.json"},
+                        ranks_as(type))
+                    .finish();
+    CHECK_THAT(output, ContainsSubstring("2 ranks against one process")
+                         && ContainsSubstring("equal: 2 steps"));
     auto json = result("out.json");
     CHECK(json["equal"] == true);
     CHECK(json["steps"] == 2);
@@ -112,10 +114,7 @@ TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
       arguments.insert(arguments.begin(), {"tiny.toml", "--json", "out.json"});
       if (waits)
         arguments.push_back("--smp.fast_mode=false");
-      auto p = start(arguments, threads_as_ranks);
-      auto code = p.join();
-      INFO(p.output());
-      CHECK(code == 0);
+      auto output = start(arguments, threads_as_ranks).finish();
       auto json = result("out.json");
       auto seen = json["recorded"].get<int>();
       if (waits || recorded == 0)
@@ -126,40 +125,34 @@ TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
       CHECK(json["dynamic"] == dynamic);
       CHECK(json["fell_back"] == 0);
       CHECK_THAT(
-        p.output(),
-        ContainsSubstring(
-          recorded == 0
-            ? fmt::format("equal: {} steps, ", dynamic)
-            : fmt::format("equal: {} steps ({} recorded, 3 replayed), ",
-                          seen + replayed, seen)));
+        output, ContainsSubstring(
+                  recorded == 0
+                    ? fmt::format("equal: {} steps, ", dynamic)
+                    : fmt::format("equal: {} steps ({} recorded, 3 replayed), ",
+                                  seen + replayed, seen)));
     }
 }
 
 TEST_CASE_METHOD(tiny_job, "Pipelines of replicas replay from other steps on",
                  "[apps][verify][R33]") {
-  auto p = start({"tiny.toml", "--ranks", "4", "--smp.ddp=true",
-                  "--smp.static_mode=true", "--smp.static_steps=2"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring(" recorded, 3 replayed)"));
+  CHECK_THAT(run({"tiny.toml", "--ranks", "4", "--smp.ddp=true",
+                  "--smp.static_mode=true", "--smp.static_steps=2"}),
+             ContainsSubstring(" recorded, 3 replayed)"));
 }
 
 TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
                  "[apps][verify]") {
   for (auto type : {"processes", "threads"}) {
-    auto p = start({"tiny.toml", "--modes", "fast,dynamic,deterministic+static",
-                    "--steps", "3", "--json", "out.json", "--run-dir", type,
-                    // Of these, each mode keeps what it has a use for.
-                    "--smp.no_promises=[\"lm_head\"]", "--smp.static_mode=true",
-                    "--smp.static_steps=2"},
-                   ranks_as(type));
-    auto code = p.join();
-    INFO(p.output());
-    CHECK(code == 0);
-    CHECK_THAT(p.output(),
-               ContainsSubstring("modes: dynamic equal, fast equal, "
-                                 "deterministic+static equal"));
+    auto output = start({"tiny.toml", "--modes",
+                         "fast,dynamic,deterministic+static", "--steps", "3",
+                         "--json", "out.json", "--run-dir", type,
+                         // Of these, each mode keeps what it has a use for.
+                         "--smp.no_promises=[\"lm_head\"]",
+                         "--smp.static_mode=true", "--smp.static_steps=2"},
+                        ranks_as(type))
+                    .finish();
+    CHECK_THAT(output, ContainsSubstring("modes: dynamic equal, fast equal, "
+                                         "deterministic+static equal"));
     CHECK(result("out-dynamic.json")["dynamic"] == 3);
     CHECK(result("out-fast.json")["dynamic"] == 3);
     CHECK(result("out-deterministic+static.json")["replayed"] == 2);
@@ -172,12 +165,10 @@ TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
 
 TEST_CASE_METHOD(tiny_job, "All modes are those that can be named",
                  "[apps][verify]") {
-  auto p = start({"tiny.toml", "--modes", "all", "--json", "out.json"},
-                 threads_as_ranks);
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(),
+  auto output = start({"tiny.toml", "--modes", "all", "--json", "out.json"},
+                      threads_as_ranks)
+                  .finish();
+  CHECK_THAT(output,
              ContainsSubstring(
                "modes: dynamic equal, fast equal, static equal, static+fast "
                "equal, deterministic equal, deterministic+static equal, "
@@ -189,14 +180,13 @@ TEST_CASE_METHOD(tiny_job, "All modes are those that can be named",
 TEST_CASE_METHOD(tiny_job,
                  "What deterministic_server alone does is among the modes",
                  "[apps][verify][R33]") {
-  auto p = start({"tiny.toml", "--modes",
-                  "deterministic,deterministic+fast,deterministic+static+fast",
-                  "--json", "out.json"},
-                 threads_as_ranks);
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(),
+  auto output = start(
+                  {"tiny.toml", "--modes",
+                   "deterministic,deterministic+fast,deterministic+static+fast",
+                   "--json", "out.json"},
+                  threads_as_ranks)
+                  .finish();
+  CHECK_THAT(output,
              ContainsSubstring("modes: deterministic equal, deterministic+fast "
                                "equal, deterministic+static+fast equal"));
   // Calls that go on learn for a step or more what comes back.
@@ -235,20 +225,16 @@ TEST_CASE_METHOD(tiny_job, "Ranks of another launcher compare in one mode",
 
 TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
                  "[apps][verify]") {
-  auto p = start({"tiny.toml", "--steps", "1", "--split", "--json", "out.json",
-                  "--smp.auto_partition=false"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
+  run({"tiny.toml", "--steps", "1", "--split", "--json", "out.json",
+       "--smp.auto_partition=false"});
   CHECK(result("out.json")["requests"] > 100);
   // It places by hand what the configuration would place by cost.
   auto weighed = start({"tiny.toml", "--steps", "1", "--split",
                         "--smp.optimize=speed", "--smp.strategy=paper"},
                        threads_as_ranks);
   CHECK(weighed.join() == 0);
-  auto alone = start({"tiny.toml", "--split", "--ranks", "1"});
-  CHECK(alone.join() == 2);
-  CHECK_THAT(alone.output(), ContainsSubstring("--split needs two ranks"));
+  CHECK_THAT(run({"tiny.toml", "--split", "--ranks", "1"}, 2),
+             ContainsSubstring("--split needs two ranks"));
 }
 
 TEST_CASE_METHOD(tiny_job, "A wrong job exits with 1 and names the module",
@@ -310,8 +296,7 @@ TEST_CASE_METHOD(tiny_job, "A wrong command line of verify is refused",
 }
 
 TEST_CASE_METHOD(tiny_job, "Verify explains itself", "[apps][verify]") {
-  auto p = start({"--help"});
-  CHECK(p.join() == 0);
+  auto output = run({"--help"});
   for (auto text : {"--steps", "--json", "--ranks", "0 equal, 1 different"})
-    CHECK_THAT(p.output(), ContainsSubstring(text));
+    CHECK_THAT(output, ContainsSubstring(text));
 }

@@ -38,21 +38,11 @@ save_model = true
 struct init_run : train_dir {
   init_run() : train_dir(tiny_gpt(2, 2, 4, more)) {
     // Measured, it would be one rank's.
-    finish({"tiny.toml", "--run-dir", "first", "--smp.trace_device=none"});
+    run({"tiny.toml", "--run-dir", "first", "--smp.trace_device=none"});
   }
 
   std::string file() const {
     return (path / "first/model.safetensors").string();
-  }
-
-  /// @returns what smp-train wrote
-  std::string finish(const std::vector<std::string>& arguments,
-                     int expected = 0) const {
-    auto p = start(arguments);
-    auto code = p.join();
-    INFO(p.output());
-    CHECK(code == expected);
-    return p.output();
   }
 
   /// The loss of the first batch with the saved weights, by torch alone.
@@ -75,34 +65,33 @@ struct init_run : train_dir {
 TEST_CASE_METHOD(init_run, "a run begins with what another one saved",
                  "[apps][train]") {
   // A path on the command line begins where the command runs.
-  auto said = finish({"tiny.toml", "--run-dir", "second", "--train.steps=1",
-                      "--smp.trace_device=none",
-                      "--train.init_from=first/model.safetensors"});
-  CHECK_THAT(said, ContainsSubstring("weights   parameters and buffers from "
-                                     + file() + "\n"));
+  CHECK_THAT(run({"tiny.toml", "--run-dir", "second", "--train.steps=1",
+                  "--smp.trace_device=none",
+                  "--train.init_from=first/model.safetensors"}),
+             ContainsSubstring("weights   parameters and buffers from " + file()
+                               + "\n"));
   auto before = metrics("first").at(0)["loss"].get<double>();
   auto loss = metrics("second").at(0)["loss"].get<double>();
   CHECK(loss == Approx(loss_of_saved()).epsilon(1e-4));
   CHECK(loss < before - 0.1);
-  auto compared = finish({"verify", "tiny.toml", "--steps", "2", "--split",
-                          "--smp.bf16_params=true", "--run-dir", "compared",
-                          "--train.init_from=first"});
-  CHECK_THAT(compared, ContainsSubstring("weights   from "
-                                         + (path / "first").string() + "\n")
-                         && ContainsSubstring("equal: 2 steps"));
+  CHECK_THAT(
+    run({"verify", "tiny.toml", "--steps", "2", "--split",
+         "--smp.bf16_params=true", "--run-dir", "compared",
+         "--train.init_from=first"}),
+    ContainsSubstring("weights   from " + (path / "first").string() + "\n")
+      && ContainsSubstring("equal: 2 steps"));
 }
 
 TEST_CASE_METHOD(init_run, "a file that does not fit ends run and check alike",
                  "[apps][train][check]") {
   const std::string from = "--train.init_from=" + file();
-  CHECK_THAT(finish({"check", "tiny.toml", from}),
-             ContainsSubstring("no errors"));
+  CHECK_THAT(run({"check", "tiny.toml", from}), ContainsSubstring("no errors"));
   for (std::string what : {"check", "train"}) {
     INFO(what);
     auto told = [&](std::vector<std::string> options) {
       if (what == "check")
         options.insert(options.begin(), "check");
-      return finish(options, 2);
+      return run(options, 2);
     };
     CHECK_THAT(told({"tiny.toml", from, "--model.layers=3"}),
                ContainsSubstring("cannot load " + file() + ": 12 missing (")
@@ -124,7 +113,7 @@ TEST_CASE_METHOD(init_run, "a check opens the file of weights once",
   // The ends, too: openings that follow each other would be told as one.
   REQUIRE(::inotify_add_watch(watch.get(), file().c_str(), IN_OPEN | IN_CLOSE)
           >= 0);
-  finish({"check", "tiny.toml", "--train.init_from=" + file()});
+  run({"check", "tiny.toml", "--train.init_from=" + file()});
   int opened = 0;
   alignas(inotify_event) char buffer[4096];
   for (ssize_t n; (n = ::read(watch.get(), buffer, sizeof(buffer))) > 0;)
@@ -139,14 +128,13 @@ TEST_CASE_METHOD(init_run, "a check opens the file of weights once",
 TEST_CASE_METHOD(init_run, "a checkpoint wins over a file of weights",
                  "[apps][train][checkpoint]") {
   const std::string from = "--train.init_from=text.txt"; // no weights at all
-  finish({"tiny.toml", "--run-dir", "begin", "--train.steps=1",
-          "--checkpoint.dir=checkpoints", "--train.init_from=" + file()});
-  auto checked = finish(
-    {"check", "tiny.toml", "--checkpoint.dir=checkpoints", from});
-  CHECK_THAT(checked, ContainsSubstring("no errors"));
-  auto said = finish({"tiny.toml", "--run-dir", "rest", "--train.steps=2",
-                      "--checkpoint.dir=checkpoints", from});
-  CHECK_THAT(said, ContainsSubstring("weights   of the checkpoint, not of "
-                                     + (path / "text.txt").string() + "\n"));
+  run({"tiny.toml", "--run-dir", "begin", "--train.steps=1",
+       "--checkpoint.dir=checkpoints", "--train.init_from=" + file()});
+  CHECK_THAT(run({"check", "tiny.toml", "--checkpoint.dir=checkpoints", from}),
+             ContainsSubstring("no errors"));
+  CHECK_THAT(run({"tiny.toml", "--run-dir", "rest", "--train.steps=2",
+                  "--checkpoint.dir=checkpoints", from}),
+             ContainsSubstring("weights   of the checkpoint, not of "
+                               + (path / "text.txt").string() + "\n"));
   CHECK(metrics("rest").size() == 1);
 }

@@ -32,21 +32,12 @@ struct precision_run : train_dir {
     // nop
   }
 
-  /// @returns what it wrote
-  std::string finish(std::vector<std::string> options, int expected = 0) const {
-    auto p = start(std::move(options));
-    auto code = p.join();
-    INFO(p.output());
-    CHECK(code == expected);
-    return p.output();
-  }
-
   std::string train(std::vector<std::string> options,
                     const std::string& run_dir, int expected = 0) const {
     options.insert(options.begin(), {"tiny.toml", "--run-dir", run_dir,
                                      // Measured, it would be one rank's.
                                      "--smp.trace_device=none"});
-    return finish(std::move(options), expected);
+    return run(std::move(options), expected);
   }
 };
 
@@ -72,11 +63,11 @@ TEST_CASE_METHOD(precision_run, "each precision is that of one process",
     std::vector<std::string>{"--optimizer.loss_scale=100"});
   auto grid = GENERATE(std::vector<std::string>{}, four_ranks);
   CAPTURE(options, grid);
-  auto said = finish(joined(joined({"verify", "tiny.toml", "--steps", "5",
-                                    "--split", "--run-dir", "run"},
-                                   options),
-                            grid));
-  CHECK_THAT(said, ContainsSubstring("equal: 5 steps"));
+  CHECK_THAT(run(joined(joined({"verify", "tiny.toml", "--steps", "5",
+                                "--split", "--run-dir", "run"},
+                               options),
+                        grid)),
+             ContainsSubstring("equal: 5 steps"));
 }
 
 TEST_CASE(
@@ -88,16 +79,13 @@ TEST_CASE(
   CAPTURE(modules);
   train_dir dir{""};
   // Few rows: some CPUs multiply bfloat16 a hundred times slower than float32.
-  auto p = dir.start({"verify", source_file("config/quickstart.toml"),
+  CHECK_THAT(dir.run({"verify", source_file("config/quickstart.toml"),
                       "--data.batch_size=4", "--data.sequence_length=32",
                       "--smp.microbatches=2", "--ranks", "4", "--smp.ddp=true",
                       "--smp.tensor_parallel_degree=2",
                       "--tensor_parallel.modules=" + modules,
-                      "--smp.bf16_params=true", "--run-dir", "run"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("equal: 3 steps"));
+                      "--smp.bf16_params=true", "--run-dir", "run"}),
+             ContainsSubstring("equal: 3 steps"));
 }
 
 TEST_CASE("an exported model trains in half precision",
@@ -106,12 +94,9 @@ TEST_CASE("an exported model trains in half precision",
   for (std::string file : {"pt", "batch.safetensors"})
     std::filesystem::copy_file(source_file("tests/data/zoo/hf_gpt2." + file),
                                dir.path / (file == "pt" ? "model.pt" : file));
-  auto p = dir.start(
-    {"verify", "tiny.toml", "--smp.bf16_params=true", "--run-dir", "run"});
-  auto code = p.join();
-  INFO(p.output());
-  CHECK(code == 0);
-  CHECK_THAT(p.output(), ContainsSubstring("equal: 3 steps"));
+  CHECK_THAT(dir.run({"verify", "tiny.toml", "--smp.bf16_params=true",
+                      "--run-dir", "run"}),
+             ContainsSubstring("equal: 3 steps"));
 }
 
 TEST_CASE_METHOD(precision_run, "half precision learns, and saves what it has",

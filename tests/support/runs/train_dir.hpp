@@ -115,6 +115,11 @@ struct train_dir : scratch_dir {
     return program{std::move(arguments), path, std::move(environment)};
   }
 
+  /// The same to its end. @returns what it wrote
+  std::string run(std::vector<std::string> arguments, int expected = 0) const {
+    return start(std::move(arguments)).finish(expected);
+  }
+
   /// What mpirun tells one of two ranks, which find each other here.
   std::map<std::string, std::string> of_two_under_mpirun(int rank) const {
     return {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
