@@ -35,8 +35,7 @@ public:
     bool static_mode = false;
     /// Number of steps to record; the fastest of them is replayed.
     uint64_t steps = 5;
-    /// That order does not depend on timing
-    /// (`smp.deterministic_server`).
+    /// That order does not depend on timing (`smp.deterministic_server`).
     bool fixed_order = false;
   };
 

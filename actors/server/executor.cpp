@@ -68,6 +68,11 @@ context_view executor::look() const {
   return view_;
 }
 
+call_slot* executor::slot() const {
+  std::lock_guard guard{mutex_};
+  return view_.slot.get();
+}
+
 // -- the execution ------------------------------------------------------------
 
 response executor::park(call x) {

@@ -108,6 +108,9 @@ protected:
 
   // -- what it may use --------------------------------------------------------
 
+  /// @returns where the running execution is shown, until it ends
+  call_slot* slot() const;
+
   request take_request() {
     return std::move(request_);
   }

@@ -367,7 +367,7 @@ call_result outgoing_call::send(value args, result_plan plan,
   auto c = make_call(asked);
   auto request = note_sent(std::move(plan));
   request->why = c.why;
-  if (ex_.rank().records().foretells())
+  if (recorded && ex_.rank().records().foretells())
     request->recorded = std::move(recorded);
   c.plan = request;
   c.released = book_.take_releases(owner_);
@@ -406,9 +406,11 @@ result_plan plan_of(const promise_book::memory& known) {
   return result;
 }
 
-/// @returns the call of the replayed step, as it was sent; null for a backward
-std::shared_ptr<const sent_request> sent_as(const recorded_call& x) {
-  return std::dynamic_pointer_cast<const sent_request>(x.plan);
+/// @param x a call of the replayed step, or null
+/// @returns how it was sent; null for a backward
+std::shared_ptr<const sent_request>
+sent_as(const std::shared_ptr<const recorded_call>& x) {
+  return x ? std::dynamic_pointer_cast<const sent_request>(x->plan) : nullptr;
 }
 
 } // namespace
@@ -441,7 +443,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
   if (attribute || book.waits(*model->map, module, x))
     return out.send(std::move(all), {});
   auto recorded = book.recorded(ex);
-  auto before = recorded ? sent_as(*recorded) : nullptr;
+  auto before = sent_as(recorded);
   if (recorded && recorded->kind != call_kind::promise)
     return out.send(std::move(all),
                     {.left = before ? before->plan.left : std::nullopt});
@@ -496,11 +498,12 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
                     target, xs};
   auto all = value::tuple(std::move(args));
   auto plan = plan_of({next, {}});
-  auto recorded = model->promises->recorded(*ex);
-  auto result = out.send(all, std::move(plan), {},
-                         recorded && recorded->kind == call_kind::promise
-                           ? sent_as(*recorded)
-                           : nullptr);
+  plan.kind = "sum";
+  auto before = sent_as(model->promises->recorded(*ex));
+  if (before && before->plan.kind != plan.kind)
+    before = nullptr; // the step diverges
+  auto result = out.send(std::move(all), std::move(plan), {},
+                         std::move(before));
   torch::jit::drop(stack, 3);
   stack.emplace_back(result.tensors.tensor(0));
   return true;

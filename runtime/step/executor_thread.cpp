@@ -123,8 +123,7 @@ void executor_thread::run() {
     switch_out();
     finish(std::move(result));
   }
-  take_back();
-  here::of_thread() = {};
+  plain_.reset(); // as it is about this thread
   tensor_group::set_current(nullptr);
 }
 
@@ -141,8 +140,7 @@ void executor_thread::take_back() {
 
 outcome executor_thread::execute(request x) {
   since_ = std::chrono::steady_clock::now();
-  // The state of the context keeps it until the execution ends.
-  here::of_thread().slot = look().slot.get();
+  here::of_thread().slot = slot();
   call_.begin(x, seed_of(rank_, rank_.drawn_step(), x.microbatch));
   call_observer::set_current(rank_.observer());
   std::string text;
