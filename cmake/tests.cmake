@@ -17,13 +17,14 @@
 # serial      nothing else runs meanwhile (for what measures time)
 # alone       is compiled by itself (cmake/unity.cmake)
 
-# What the tests of each folder see beside libsmp. Torch is slow to compile, so
-# only those get it that need it.
+# What the tests of each folder see beside libsmp, and those of a subfolder beside
+# that. Torch is slow to compile, so only those get it that need it.
 set(smp_test_libraries_transport smp::fmt smp::ucx)
 set(smp_test_libraries_partition smp::fmt smp::json)
 set(smp_test_libraries_actors smp::fmt CAF::core CAF::io)
 set(smp_test_libraries_tp smp::smp)
 set(smp_test_libraries_runtime smp::smp smp::json smp::toml)
+set(smp_test_libraries_runtime_device smp_simulated_device)
 set(smp_test_libraries_apps smp::smp smp_report smp::json smp::toml)
 set(smp_test_libraries_fuzz smp::smp CAF::core)
 
@@ -83,6 +84,23 @@ if(wanted)
   add_library(smp_faults MODULE tests/faults/fault.cpp)
   target_link_libraries(smp_faults PRIVATE smp smp::fmt)
   set_target_properties(smp_faults PROPERTIES PREFIX "")
+endif()
+
+# -- tests/simulated -----------------------------------------------------------
+# The device "sim" of LibTorch, which is there as soon as this is loaded: tests
+# link it or preload it.
+
+if(wanted)
+  smp_sources(sources tests/simulated)
+  smp_unity(compiled smp_simulated_device ${sources})
+  add_library(smp_simulated_device SHARED ${compiled})
+  target_include_directories(smp_simulated_device PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(smp_simulated_device PUBLIC smp::torch smp::fmt
+    Threads::Threads)
+  target_compile_options(smp_simulated_device PRIVATE ${smp_unity_options})
+  smp_sanitize(smp_simulated_device runtime)
+  smp_precompile(smp_simulated_device)
+  set_target_properties(smp_simulated_device PROPERTIES PREFIX "")
 endif()
 
 # -- the tests -----------------------------------------------------------------
@@ -160,6 +178,9 @@ function(smp_test_program path)
     ${smp_unity_options})
   smp_sanitize(${program} ${folder})
   set(libraries ${smp_test_libraries_${folder}})
+  if(NOT path STREQUAL folder)
+    list(APPEND libraries ${smp_test_libraries_${name}})
+  endif()
   if(smp::smp IN_LIST libraries)
     target_link_libraries(${program} PRIVATE smp_test_support_torch)
     smp_precompile(${program} TESTS)
