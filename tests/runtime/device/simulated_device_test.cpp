@@ -15,6 +15,8 @@
 
 #include <array>
 #include <cerrno>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -318,6 +320,32 @@ TEST_CASE("that a kernel has failed shows at the next wait", "[device]") {
   CHECK_THROWS_MATCHES(guard.synchronizeDevice(0), std::exception,
                        says("failed earlier on the device"));
   CHECK_NOTHROW(guard.synchronizeDevice(0));
+}
+
+TEST_CASE("a host function that uses the device fails", "[device]") {
+  auto stream = guard.getStream(device);
+  auto x = torch::ones({64}, device);
+  auto pinned = torch::ones({64}).pin_memory();
+  x.copy_(pinned, true);
+  auto event = std::make_shared<c10::Event>(new_event());
+  event->record(stream);
+  auto failure_of = [&](std::function<void()> function) {
+    sim::notify(0, stream.id(), std::move(function));
+    try {
+      guard.synchronizeStream(stream);
+    } catch (const std::exception& error) {
+      return std::string{error.what()};
+    }
+    return std::string{};
+  };
+  CHECK_THAT(failure_of([&] { x.add_(1); }), ContainsSubstring("aten::add"));
+  CHECK_THAT(failure_of([&] { event->query(); }),
+             ContainsSubstring("a query of an event"));
+  CHECK_THAT(failure_of([&] { event.reset(); }),
+             ContainsSubstring("freeing an event"));
+  CHECK_THAT(failure_of([&] { pinned.reset(); }),
+             ContainsSubstring("pinned memory"));
+  CHECK(failure_of([&] { x.reset(); }).empty()); // goes back to the cache
 }
 
 TEST_CASE("random numbers of the simulated device follow from seed and offset",

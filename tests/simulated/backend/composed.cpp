@@ -1,5 +1,6 @@
 #include "tests/simulated/backend/composed.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 

@@ -2,8 +2,10 @@
 #include "tests/simulated/driver/events.hpp"
 #include "tests/simulated/driver/memory.hpp"
 #include "tests/simulated/driver/options.hpp"
+#include "tests/simulated/driver/stream.hpp"
 #include "tests/simulated/driver/streams.hpp"
 
+#include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace smp::sim {
@@ -108,6 +110,8 @@ public:
   }
 
   void destroyEvent(void* x, c10::DeviceIndex) const noexcept override {
+    if (x != nullptr)
+      no_host_function("freeing an event");
     delete static_cast<event*>(x);
   }
 

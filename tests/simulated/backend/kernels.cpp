@@ -6,7 +6,8 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
-#include <c10/core/AutogradState.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
 
 namespace smp::sim {
 

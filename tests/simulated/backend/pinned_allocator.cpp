@@ -2,6 +2,7 @@
 #include "tests/simulated/driver/event_state.hpp"
 #include "tests/simulated/driver/events.hpp"
 #include "tests/simulated/driver/options.hpp"
+#include "tests/simulated/driver/stream.hpp"
 
 #include <sys/mman.h>
 
@@ -35,6 +36,8 @@ public:
   void free(void* begin) {
     std::lock_guard guard{mutex_};
     auto found = blocks_.find(reinterpret_cast<uintptr_t>(begin));
+    if (!found->second.users.empty())
+      no_host_function("freeing pinned memory that copies have used");
     leaving_.emplace_back(found->first, std::move(found->second));
     blocks_.erase(found);
     sweep();

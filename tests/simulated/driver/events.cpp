@@ -102,6 +102,7 @@ event make_event() {
 }
 
 void record(const event& x, int device, int64_t id) {
+  no_host_function("a record of an event");
   auto& on = find_stream(device, id);
   auto guard = checker().lock();
   if (guard) {
@@ -112,6 +113,7 @@ void record(const event& x, int device, int64_t id) {
 }
 
 void wait(const event& x, int device, int64_t id) {
+  no_host_function("a stream's wait for an event");
   auto& on = find_stream(device, id);
   auto guard = checker().lock();
   if (guard)
@@ -126,6 +128,7 @@ bool reached(const event& x) {
 }
 
 bool done(const event& x) {
+  no_host_function("a query of an event");
   if (!reached(x))
     return false;
   host_saw(x);
@@ -133,6 +136,7 @@ bool done(const event& x) {
 }
 
 void synchronize(const event& x) {
+  no_host_function("a wait for an event");
   count_host_wait("event");
   x->await(x->asked());
   host_saw(x);

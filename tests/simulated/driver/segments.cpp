@@ -140,10 +140,12 @@ segment_table& segments() {
 // -- for everybody ------------------------------------------------------------
 
 void* raw_allocate(int device, size_t bytes) {
+  no_host_function("allocating memory");
   return segments().make(device, bytes);
 }
 
 void raw_free(void* begin) {
+  no_host_function("freeing memory");
   count_host_wait("freeing memory");
   settle_device(device_of(begin));
   if (auto found = segments().find(begin))

@@ -10,23 +10,34 @@
 
 namespace smp::sim {
 
+namespace {
+
+thread_local auto in_host_function = false;
+thread_local const char* forbidden_use = nullptr;
+
+} // namespace
+
 stream::stream(size_t slot, uint64_t seed)
   : slot_(slot), random_(seed * 1000003 + slot), thread_([this] { run(); }) {
   // nop
 }
 
 void stream::push(std::function<void()> run) {
-  push({std::move(run), false});
+  push({std::move(run), kind::internal});
 }
 
 void stream::push_kernel(std::function<void()> kernel) {
-  push({std::move(kernel), true});
+  push({std::move(kernel), kind::kernel});
+}
+
+void stream::push_host_function(std::function<void()> function) {
+  push({std::move(function), kind::host_function});
 }
 
 void stream::push(job next) {
   {
     std::lock_guard guard{mutex_};
-    if (next.kernel)
+    if (next.what == kind::kernel)
       most_kernels_ = std::max(most_kernels_, ++kernels_);
     queue_.push_back(std::move(next));
   }
@@ -93,7 +104,7 @@ void stream::run() {
     guard.lock();
     if (error_.empty())
       error_ = std::move(problem);
-    if (next.kernel)
+    if (next.what == kind::kernel)
       --kernels_;
     busy_ = false;
     if (queue_.empty())
@@ -103,15 +114,24 @@ void stream::run() {
 
 std::string stream::run_one(job& next) {
   std::string problem;
+  in_host_function = next.what == kind::host_function;
   try {
-    if (next.kernel)
+    if (next.what == kind::kernel)
       delay();
     next.run();
   } catch (const std::exception& error) {
     problem = error.what();
   }
   next.run = nullptr; // what it holds goes before the stream is idle
+  in_host_function = false;
+  if (const auto* use = std::exchange(forbidden_use, nullptr))
+    problem = std::string{"a host function has used a device: "} + use;
   return problem;
+}
+
+void no_host_function(const char* use) noexcept {
+  if (in_host_function)
+    forbidden_use = use;
 }
 
 void stream::delay() {

@@ -52,12 +52,17 @@ public:
   /// What is done before the next launch; under the checker's mutex.
   clock_vector seen;
 
+  /// Something short that is no kernel, and must not use a device.
+  void push_host_function(std::function<void()> function);
+
 private:
   void await_idle(std::unique_lock<std::mutex>&);
 
+  enum class kind { internal, kernel, host_function };
+
   struct job {
     std::function<void()> run;
-    bool kernel;
+    kind what;
   };
 
   void push(job);
@@ -95,6 +100,10 @@ void push_after(const clock_vector& also, int device, int64_t id,
 void settle_device(int device);
 
 void settle_all();
+
+/// If a host function calls this, it fails, as a driver's would: it has used
+/// the device.
+void no_host_function(const char* use) noexcept;
 
 /// Whether the process ends: nobody shall wait any more.
 bool stopping();

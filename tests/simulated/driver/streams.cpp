@@ -206,6 +206,7 @@ int64_t exchange_stream(int device, int64_t id) {
 }
 
 int64_t new_stream(int device) {
+  no_host_function("a new stream");
   return the_streams().add(device);
 }
 
@@ -219,6 +220,7 @@ bool device_used(int device) {
 
 void launch(int device, int64_t id, const char* name,
             std::function<void()> kernel, const std::vector<access>& accesses) {
+  no_host_function(name);
   auto& on = find_stream(device, id);
   {
     auto guard = checker().lock();
@@ -234,6 +236,7 @@ void launch(int device, int64_t id, const char* name,
 }
 
 void notify(int device, int64_t id, std::function<void()> function) {
+  no_host_function("a host function");
   auto& on = find_stream(device, id);
   clock_vector seen;
   auto guard = checker().lock();
@@ -242,13 +245,15 @@ void notify(int device, int64_t id, std::function<void()> function) {
     seen = on.seen;
   }
   // Whoever the function tells knows that all this has been done.
-  on.push([seen = std::move(seen), function = std::move(function)] {
-    checker().host_saw(seen);
-    function();
-  });
+  on.push_host_function(
+    [seen = std::move(seen), function = std::move(function)] {
+      checker().host_saw(seen);
+      function();
+    });
 }
 
 bool stream_idle(int device, int64_t id) {
+  no_host_function("a query of a stream");
   auto& on = find_stream(device, id);
   auto seen = clock_of(on);
   if (!on.idle())
@@ -258,11 +263,13 @@ bool stream_idle(int device, int64_t id) {
 }
 
 void wait_stream(int device, int64_t id, const char* reason) {
+  no_host_function(reason);
   count_host_wait(reason);
   wait_for(find_stream(device, id));
 }
 
 void wait_device(int device, const char* reason) {
+  no_host_function(reason);
   count_host_wait(reason);
   for (auto* one : the_streams().all(device))
     wait_for(*one);

@@ -41,8 +41,10 @@ void launch(int device, int64_t stream, const char* name,
             std::function<void()> kernel,
             const std::vector<access>& accesses = {});
 
-/// Calls `function` on the stream's thread when the stream gets there: as a
-/// driver's host function it must not use a device.
+/// Calls `function` on the stream's thread when the stream gets there. As a
+/// driver's host function it must not use a device, nor free pinned memory that
+/// copies have used or an event: if it does, the next wait for the stream
+/// fails. Whoever it tells is ordered after what the stream had done.
 void notify(int device, int64_t stream, std::function<void()> function);
 
 bool stream_idle(int device, int64_t stream);
