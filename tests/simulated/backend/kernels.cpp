@@ -53,13 +53,10 @@ at::Tensor twin(const at::Tensor& x) {
 
 namespace {
 
-/// As Torch's kernels run: below autograd, with a thread for itself.
-void run_kernel(const std::function<void()>& kernel) {
-  thread_local const auto one_thread = [] {
-    at::set_num_threads(1);
-    return true;
-  }();
-  static_cast<void>(one_thread);
+/// As Torch's kernels run: below autograd.
+void run_kernel(const std::function<void()>& kernel, int threads) {
+  if (at::get_num_threads() != threads)
+    at::set_num_threads(threads);
   at::AutoDispatchBelowADInplaceOrView below;
   c10::AutoGradMode no_grad{false};
   kernel();
@@ -75,9 +72,11 @@ c10::Stream stream_for(const at::Tensor& x) {
 void queue(const at::Tensor& on, const char* name, std::function<void()> kernel,
            const std::vector<access>& accesses) {
   auto stream = stream_for(on);
-  launch(
-    stream.device_index(), stream.id(), name,
-    [kernel = std::move(kernel)] { run_kernel(kernel); }, accesses);
+  // As many threads as on the host, because sums have other bits with others.
+  auto run = [threads = at::get_num_threads(), kernel = std::move(kernel)] {
+    run_kernel(kernel, threads);
+  };
+  launch(stream.device_index(), stream.id(), name, std::move(run), accesses);
 }
 
 void wait_current(const at::Tensor& on, const char* reason) {
