@@ -41,7 +41,7 @@ set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp")
 # ("client" is not a subfolder: all of it is for those who look from outside.)
 set(order_actors protocol board comm order schedule server inspection stalls
   cluster host client)
-set(order_runtime files base offload values deferred lazy config process launch
+set(order_runtime files base device offload values deferred lazy config process launch
   model sharing execution calls intercept collectives optimizer placement replicas
   step session checkpoint nn data train plan verify)
 

@@ -95,7 +95,7 @@ if(wanted)
   smp_unity(compiled smp_simulated_device ${sources})
   add_library(smp_simulated_device SHARED ${compiled})
   target_include_directories(smp_simulated_device PUBLIC ${PROJECT_SOURCE_DIR})
-  target_link_libraries(smp_simulated_device PUBLIC smp::torch smp::fmt
+  target_link_libraries(smp_simulated_device PUBLIC smp smp::torch smp::fmt
     Threads::Threads)
   target_compile_options(smp_simulated_device PRIVATE ${smp_unity_options})
   smp_sanitize(smp_simulated_device runtime)

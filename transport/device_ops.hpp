@@ -2,9 +2,9 @@
 
 #include "transport/tensor_ref.hpp"
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -15,10 +15,10 @@ class device_event {
 public:
   virtual ~device_event() = default;
 
-  /// Waits for at most `limit`; 0 only polls. Thread-safe.
-  /// @returns whether the device has reached this point
-  /// @throws error if it never will
-  virtual bool wait(std::chrono::milliseconds limit) = 0;
+  /// Calls `f` once the device is there: at once, or on a thread of the device,
+  /// which must neither wait nor use a device. Never, if the device failed.
+  /// Thread-safe.
+  virtual void then(std::function<void()> f) = 0;
 };
 
 /// What the devices of a rank can reach without the host.
@@ -48,9 +48,9 @@ public:
   virtual std::shared_ptr<std::byte>
   allocate(device_ref where, uint64_t size) = 0;
 
-  /// Starts to copy the bytes of `from` as soon as they are ready, and keeps
-  /// both memories alive until it is done. A copy from host to host is done at
-  /// once, @pre the bytes are ready.
+  /// Starts to copy the bytes of `from` as soon as they are ready. The caller
+  /// keeps both memories alive until it is done. A copy from host to host is
+  /// done at once, @pre the bytes are ready.
   /// @param to memory at `where`, large enough for all bytes
   /// @returns `from` in its new place, with an event of its own
   /// @throws error

@@ -4,7 +4,6 @@
 #include "actors/comm/stage_actors.hpp"
 
 #include <algorithm>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -49,15 +48,6 @@ uint64_t bytes_of(const message& x) noexcept {
   return x.body.bytes.size() + tensor_bytes(x.body);
 }
 
-/// How often a wait for a device checks whether it should go on.
-constexpr std::chrono::milliseconds device_look{50};
-
-std::string device_name(device_ref x) {
-  return x == device_ref{}
-           ? "host memory"
-           : "device " + std::to_string(x.type) + ":" + std::to_string(x.index);
-}
-
 } // namespace
 
 comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
@@ -73,7 +63,9 @@ comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
                : std::shared_ptr<device_ops>{std::make_shared<host_ops>()}),
     device_patience_(options.device_patience),
     pool_(router_.has_device_path() ? pool_limit : 0),
-    hand_over_(std::move(f)) {
+    hand_over_(std::move(f)),
+    waits_(std::make_shared<device_waits>(
+      [this](comm_stage at, comm_message_ptr x) { turn(at, std::move(x)); })) {
   if (router_.has_device_path())
     prepare_device_path(options);
 }
@@ -82,10 +74,11 @@ comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
                          std::shared_ptr<actor_host> host,
                          std::shared_ptr<rank_board> board,
                          const comm_options& options)
-  : comm_fabric(std::move(inner), std::move(board), options,
-                [this](comm_stage to, comm_message_ptr x) {
-                  actors_->hand_over(to, std::move(x));
-                }) {
+  : comm_fabric(
+    std::move(inner), std::move(board), options,
+    [this](comm_stage to, comm_message_ptr x, std::chrono::milliseconds after) {
+      actors_->hand_over(to, std::move(x), after);
+    }) {
   actors_ = std::make_unique<stage_actors>(std::move(host), *this);
 }
 
@@ -150,7 +143,7 @@ void comm_fabric::send(rank_id to, message x, sent_callback done) {
 void comm_fabric::take_host_path(const comm_message_ptr& x) {
   if (is_away(x->content)) {
     ledger_.move(x->number, comm_stage::preprocessing);
-    return hand_over_(comm_stage::preprocessing, x);
+    return turn(comm_stage::preprocessing, x);
   }
   // The fabric refuses tensors on a device that this rank does not have.
   ledger_.passed_by(comm_stage::preprocessing);
@@ -186,7 +179,7 @@ void comm_fabric::allocate(comm_message_ptr x) {
     return take_host_path(x);
   auto at = same_node ? comm_stage::d2d_send : comm_stage::cross_node_progress;
   ledger_.move(x->number, at);
-  hand_over_(at, std::move(x));
+  turn(at, std::move(x));
 }
 
 // -- both paths: this rank sends ----------------------------------------------
@@ -363,18 +356,18 @@ void comm_fabric::on_message(rank_id from, message x) {
   m->bytes = bytes_of(x);
   m->content = std::move(x);
   if (!placed)
-    return hand_over_(comm_stage::postprocessing, std::move(m));
+    return turn(comm_stage::postprocessing, std::move(m));
   // A tensor that is kept for long blocks space in the arena, so it is copied
   // out of a crowded one.
   auto copies = for_devices || is_crowded();
   if (router_.link_to(from).same_node) {
     if (copies)
-      return hand_over_(comm_stage::d2d_recv, std::move(m));
+      return turn(comm_stage::d2d_recv, std::move(m));
     ledger_.passed_by(comm_stage::d2d_recv);
   } else {
     ledger_.handled(comm_stage::io_recv_watcher, m->bytes);
     if (copies)
-      return hand_over_(comm_stage::cross_node_progress, std::move(m));
+      return turn(comm_stage::cross_node_progress, std::move(m));
     ledger_.passed_by(comm_stage::cross_node_progress);
   }
   deliver(from, std::move(m->content));
@@ -404,90 +397,6 @@ void comm_fabric::on_peer_lost(const failure& x) {
   listener().on_peer_lost(x);
 }
 
-// -- devices ------------------------------------------------------------------
-
-bool comm_fabric::is_away(const message& x) const noexcept {
-  return has_devices_ && !all_tensors(x, is_on_host);
-}
-
-bool comm_fabric::is_for_devices(const message& x) const noexcept {
-  auto here = [](auto& t) { return t.home == device_ref{}; };
-  return has_devices_ && !all_tensors(x, here);
-}
-
-failure comm_fabric::await(comm_message& x) const {
-  using clock = comm_ledger::clock;
-  using std::chrono::milliseconds;
-  auto deadline = clock::now() + device_patience_;
-  auto& tensors = x.content.body.tensors;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    auto& t = tensors[i];
-    while (t.ready) {
-      auto left = std::chrono::ceil<milliseconds>(deadline - clock::now());
-      if (t.ready->wait(std::clamp(left, milliseconds{0}, device_look)))
-        t.ready.reset();
-      else if (closed_)
-        return {error_code::cancelled, self(), {}, "the fabric was stopped"};
-      else if (left <= milliseconds{0})
-        return {error_code::transport,
-                self(),
-                {},
-                "tensor " + std::to_string(i) + " of a message to rank "
-                  + std::to_string(x.peer.value) + ", of "
-                  + device_name(t.home == device_ref{} ? t.device : t.home)
-                  + ", is not ready after "
-                  + std::to_string(device_patience_.count()) + " ms"};
-    }
-  }
-  return {};
-}
-
-failure comm_fabric::bring_out(comm_message& x) try {
-  auto& tensors = x.content.body.tensors;
-  std::vector<std::shared_ptr<std::byte>> blocks(tensors.size());
-  for (auto& t : x.tensors)
-    blocks[t.position] = std::move(t.block);
-  auto bring = [&](size_t i) {
-    auto& t = tensors[i];
-    auto to = std::move(blocks[i]);
-    if (!to)
-      to = devices_->allocate({}, t.nbytes);
-    auto home = t.device == device_ref{} ? t.home : t.device;
-    t = devices_->copy(t, std::move(to), {});
-    t.home = home;
-  };
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].device != device_ref{})
-      bring(i);
-  if (auto why = await(x))
-    return why;
-  // Now the contents of tensors in host memory have been computed, too.
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (blocks[i])
-      bring(i);
-  return {};
-} catch (const error& e) {
-  return e.cause();
-} catch (const std::bad_alloc&) {
-  return {error_code::transport, self(), {}, "no memory to copy a tensor"};
-}
-
-void comm_fabric::bring_in(message& x) try {
-  for (auto& t : x.body.tensors) {
-    auto where = t.home == device_ref{} ? std::nullopt : devices_->here(t.home);
-    if (where) {
-      t = devices_->copy(t, devices_->allocate(*where, t.nbytes), *where);
-      t.home = {};
-    } else if (receive_arena_ && receive_arena_->contains(t.data)) {
-      t = devices_->copy(t, pool_.take(t.nbytes), {});
-    }
-  }
-} catch (const std::bad_alloc&) {
-  // The tensor stays in host memory,
-} catch (const error&) {
-  // and its `home` still says where it belongs.
-}
-
 // -- called by the stages -----------------------------------------------------
 
 bool comm_fabric::takes_turns(comm_stage x) const noexcept {
@@ -509,14 +418,32 @@ void comm_fabric::handle(comm_stage at, comm_message_ptr x) {
   if (!takes_turns(at))
     throw error{error_code::internal,
                 std::string{"nothing is handed over to the "} + to_string(at)};
+  if (!x)
+    return look_for_late(at);
+  if (x->copying) {
+    for (auto& t : x->content.body.tensors)
+      t.ready = nullptr;
+    return go_on(at, std::move(x));
+  }
   // `launch` counts the messages of D2D SEND.
   if (at != comm_stage::d2d_send)
     ledger_.handled(at, x->bytes);
   if (x->number == 0) {
-    bring_in(x->content);
+    bring_in(*x);
+  } else if (auto why = bring_out(*x)) {
+    ledger_.leave(x->number);
+    return x->finish(why);
+  }
+  if (!awaits_device(at, x))
+    go_on(at, std::move(x));
+}
+
+void comm_fabric::go_on(comm_stage at, comm_message_ptr x) {
+  if (x->number == 0) {
+    x->sources.clear();
     return deliver(x->peer, std::move(x->content));
   }
-  if (auto why = bring_out(*x)) {
+  if (auto why = bring_rest(*x)) {
     ledger_.leave(x->number);
     return x->finish(why);
   }
@@ -536,6 +463,7 @@ void comm_fabric::stop(std::chrono::milliseconds limit) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline
                                                            - clock::now());
   inner().stop(std::max(left, std::chrono::milliseconds{0}));
+  waits_->close();
   close({error_code::cancelled, self(), {}, "the fabric was stopped"});
   if (actors_)
     actors_->end();

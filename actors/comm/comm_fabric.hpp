@@ -5,6 +5,7 @@
 #include "actors/board/rank_board.hpp"
 #include "actors/comm/comm_ledger.hpp"
 #include "actors/comm/comm_router.hpp"
+#include "actors/comm/device_waits.hpp"
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/comm_message.hpp"
 #include "actors/protocol/comm_status.hpp"
@@ -50,8 +51,10 @@ class comm_fabric final : public forwarding_fabric,
                           private tensor_places {
 public:
   /// A stage has something to copy for a message: calls `handle` on the thread
-  /// of that stage, later. Called on any thread.
-  using hand_over = std::function<void(comm_stage, comm_message_ptr)>;
+  /// of that stage, later, but not before that time has passed. Called on any
+  /// thread.
+  using hand_over = std::function<void(comm_stage, comm_message_ptr,
+                                       std::chrono::milliseconds)>;
 
   /// Each stage is an actor.
   /// @throws error (unsupported) if there is a device path and `inner` does not
@@ -85,7 +88,8 @@ public:
 
   // -- called by the stages, each on its thread -------------------------------
 
-  /// Copies the tensors of `x`; may wait for a device.
+  /// Copies the tensors of `x`, or goes on when a device has copied them.
+  /// @param x null: looks for messages that wait for a device for too long
   /// @pre `takes_turns(at)`
   void handle(comm_stage at, comm_message_ptr x);
 
@@ -167,11 +171,19 @@ private:
   bool is_away(const message& x) const noexcept;
   /// Whether tensors belong on a device of this rank.
   bool is_for_devices(const message& x) const noexcept;
-  /// @returns why `x` cannot be sent, or an empty failure; `await` also
+  void turn(comm_stage to, comm_message_ptr x);
+  /// Starts to copy what a device has; `bring_rest` copies the others, whose
+  /// contents are there by then.
+  /// @returns why `x` cannot be sent, or an empty failure
   failure bring_out(comm_message& x);
-  /// Waits until the contents of all tensors have been computed.
-  failure await(comm_message& x) const;
-  void bring_in(message& x);
+  failure bring_rest(comm_message& x);
+  void bring(comm_message& x, size_t position, std::shared_ptr<std::byte> to);
+  void bring_in(comm_message& x);
+  /// @returns whether `x` goes on later, at `at`
+  bool awaits_device(comm_stage at, const comm_message_ptr& x);
+  void look_for_late(comm_stage at);
+  void give_up(comm_message& x, size_t tensor);
+  void go_on(comm_stage at, comm_message_ptr x);
 
   const std::shared_ptr<rank_board> board_;
   placing_fabric* const placing_; // null: `inner` is none
@@ -192,6 +204,7 @@ private:
   std::mutex delivery_;
   std::set<rank_id> lost_; // guarded by delivery_
   hand_over hand_over_;
+  const std::shared_ptr<device_waits> waits_;
   /// Last member: they call everything above until they end.
   std::unique_ptr<stage_actors> actors_; // null: the caller gives turns
 };

@@ -57,8 +57,11 @@ stage_actors::~stage_actors() {
   end();
 }
 
-void stage_actors::hand_over(comm_stage to, comm_message_ptr x) {
-  caf::anon_send(at(to), std::move(x));
+void stage_actors::hand_over(comm_stage to, comm_message_ptr x,
+                             std::chrono::milliseconds after) {
+  if (after.count() == 0)
+    return caf::anon_send(at(to), std::move(x));
+  caf::delayed_anon_send(at(to), after, std::move(x));
 }
 
 void stage_actors::end() {

@@ -4,6 +4,7 @@
 #include "actors/protocol/actors.hpp"
 
 #include <array>
+#include <chrono>
 #include <memory>
 
 namespace smp {
@@ -17,7 +18,9 @@ public:
 
   ~stage_actors();
 
-  void hand_over(comm_stage to, comm_message_ptr x);
+  /// @param after how long to keep `x` first
+  void hand_over(comm_stage to, comm_message_ptr x,
+                 std::chrono::milliseconds after);
 
   /// After this, the stages make no more calls, and drop what they get.
   void end();

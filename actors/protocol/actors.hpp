@@ -60,6 +60,9 @@ using module_server_actor = caf::typed_actor<
   caf::result<void>(suspended),
   // INTERNAL: a WORKER CONTEXT is idle and returns the token.
   caf::result<void>(finished),
+  // INTERNAL: the device did what an execution launched until it parked or
+  // ended.
+  caf::result<void>(reached_atom),
   // Replies with what the rank holds and waits for.
   caf::result<server_status>(status_atom)>;
 

@@ -43,6 +43,7 @@ struct comm_message {
   /// The message left, or never will: frees its tensors before it calls `done`.
   void finish(const failure& why) {
     content = {};
+    sources.clear();
     if (auto f = std::exchange(done, nullptr))
       f(why);
   }
@@ -52,6 +53,10 @@ struct comm_message {
   rank_id peer;
   message content;
   std::vector<comm_tensor> tensors;
+  /// What a device copies into the tensors of `content`, until it is done.
+  std::vector<tensor_ref> sources;
+  /// A stage began to copy, and goes on at its next turn.
+  bool copying = false;
   uint64_t bytes = 0;
   fabric::sent_callback done;
   std::chrono::steady_clock::time_point since = {};

@@ -83,6 +83,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_TYPE_ID(smp, (smp::stall_status))
   CAF_ADD_ATOM(smp, smp, look_atom)
   CAF_ADD_ATOM(smp, smp, stall_atom)
+  CAF_ADD_ATOM(smp, smp, reached_atom)
 CAF_END_TYPE_ID_BLOCK(smp)
 
 // Messages for clients outside the run. Their ids follow those of the actor

@@ -73,6 +73,13 @@ call_slot* executor::slot() const {
   return view_.slot.get();
 }
 
+std::function<void()> executor::teller_of_reached() const {
+  return [weak = std::weak_ptr{server_}] {
+    if (auto server = weak.lock())
+      caf::anon_send(server->actor, reached_atom_v);
+  };
+}
+
 // -- the execution ------------------------------------------------------------
 
 response executor::park(call x) {

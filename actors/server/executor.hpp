@@ -7,6 +7,7 @@
 #include "actors/protocol/request.hpp"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -107,6 +108,10 @@ protected:
   }
 
   // -- what it may use --------------------------------------------------------
+
+  /// @returns a function that tells the SERVER that the device did what the
+  /// execution launched until now; for any thread, also after `close`
+  std::function<void()> teller_of_reached() const;
 
   /// @returns where the running execution is shown, until it ends
   call_slot* slot() const;

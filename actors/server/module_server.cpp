@@ -322,6 +322,7 @@ void module_server_state::init(server_options x,
       .token = options.token,
       .on_token = [door = door] { door->send(token_atom_v); },
       .sequencer = options.sequencer,
+      .launch_ahead = options.launch_ahead,
       .records = options.records,
     },
     *this);
@@ -367,6 +368,7 @@ module_server(module_server_state::pointer self, server_options options,
       self->state.core->rank_down(x);
     },
     [self](token_atom) { self->state.core->token_granted(); },
+    [self](reached_atom) { self->state.core->reached(); },
     [self](asked& x) { self->state.core->issue(x.context, std::move(x.what)); },
     [self](suspended& x) {
       self->state.core->suspend(x.context, std::move(x.what));

@@ -253,6 +253,11 @@ void server_core::token_granted() {
   pump();
 }
 
+void server_core::reached() {
+  --launched_;
+  pump();
+}
+
 void server_core::turns_moved() {
   auto held = std::exchange(held_, {});
   // Oldest first: a request that enters may keep the others waiting.
@@ -512,6 +517,8 @@ void server_core::free_token(context_id ctx) {
   if (executing_ != ctx)
     return;
   executing_.reset();
+  if (options_.launch_ahead > 0)
+    ++launched_;
   // Released even if more is ready: other ranks of the process take turns.
   hold_ = hold::none;
   options_.token->release(seat_);
@@ -525,7 +532,7 @@ void server_core::pump() {
 }
 
 void server_core::serve_next() {
-  if (executing_ || !undecided_.empty())
+  if (executing_ || !undecided_.empty() || waits_for_device())
     return;
   auto i = next_item();
   if (i == ready_.end()) {

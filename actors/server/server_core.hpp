@@ -49,6 +49,9 @@ public:
     std::function<void()> on_token;
     /// Null: no module is ordered. Its `on_moved` must lead to `turns_moved`.
     std::shared_ptr<smp::microbatch_sequencer> sequencer = {};
+    /// See `server_options::launch_ahead`: each `suspend` and `finish` is
+    /// followed by a `reached`.
+    uint64_t launch_ahead = 0;
     /// Null or inactive: steps are neither recorded nor replayed.
     std::shared_ptr<order_book> records = {};
   };
@@ -100,6 +103,10 @@ public:
   void rank_down(const failure& x);
 
   void token_granted();
+
+  /// The device did what an execution launched. May be told before the
+  /// execution returned its token.
+  void reached();
 
   /// Held requests may have their turn now.
   void turns_moved();
@@ -172,8 +179,9 @@ public:
     for (auto& x : ready_)
       if (auto* y = std::get_if<request>(&x.work))
         f(*y,
-          hold_ == hold::none ? "waits for its place in the record"
-                              : "waits for the execution token",
+          waits_for_device()    ? "waits for the device"
+          : hold_ == hold::none ? "waits for its place in the record"
+                                : "waits for the execution token",
           false, false);
     for (auto& x : held_)
       f(x.what, "waits for the turn of its microbatch", false, false);
@@ -189,6 +197,11 @@ public:
   /// Tells whether other ranks must hear when forward phases end.
   bool keeps_order() const {
     return options_.sequencer && options_.sequencer->used();
+  }
+
+  /// Executions that only the device still works for.
+  uint64_t num_launched() const noexcept {
+    return launched_ > 0 ? static_cast<uint64_t>(launched_) : 0;
   }
 
   size_t num_pending() const noexcept {
@@ -256,6 +269,10 @@ private:
     return replay_ && !replay_->diverged();
   }
   failure leave_record(const request& at, const std::string& how);
+  /// More would queue on the device in front of what is more urgent later.
+  bool waits_for_device() const {
+    return options_.launch_ahead > 0 && num_launched() >= options_.launch_ahead;
+  }
   void drop_record(const step_diverged& x);
 
   void accept(request x);
@@ -313,6 +330,8 @@ private:
   execution_token::seat seat_;
   hold hold_ = hold::none;
   std::optional<context_id> executing_;
+  /// Executions whose work the device has not done; below 0, it was faster.
+  int64_t launched_ = 0;
 
   run_step current_;
   step_id next_;                     // the first step that may still be entered

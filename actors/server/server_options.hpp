@@ -40,6 +40,9 @@ struct server_options {
   /// Tells all ranks of each forward phase that ends; if false, does so only
   /// where microbatches pass modules in order.
   bool tells_forwards = false;
+  /// How many executions may have returned their token before the device did
+  /// what they launched. 0: there is no device.
+  uint64_t launch_ahead = 0;
   /// Records and replays steps (R33); null: neither.
   std::shared_ptr<order_book> records;
 };

@@ -1,8 +1,11 @@
 #include "runtime/base/random_stream.hpp"
 
+#include "runtime/base/fault.hpp"
 #include "runtime/base/fnv_hash.hpp"
+#include "runtime/base/rank_context.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 #include <mutex>
 #include <utility>
@@ -98,14 +101,34 @@ void fill(at::mt19937_data_pod& x, uint64_t seed) noexcept {
 
 } // namespace
 
+random_stream::counted random_stream::of_device() {
+  auto device = rank_context::current_device();
+  if (device.is_cpu())
+    return {};
+  auto generator = at::globalContext().defaultGenerator(device);
+  std::lock_guard guard{generator.mutex()};
+  return {generator.current_seed(), generator.get_offset()};
+}
+
+void random_stream::set_device(counted x) {
+  auto device = rank_context::current_device();
+  if (device.is_cpu() || SMP_FAULT("random-numbers-of-host"))
+    return;
+  auto generator = at::globalContext().defaultGenerator(device);
+  std::lock_guard guard{generator.mutex()};
+  generator.set_current_seed(x.seed);
+  generator.set_offset(x.offset);
+}
+
 random_stream::random_stream(uint64_t seed)
-  : engine_(at::mt19937{seed}.data()) {
+  : engine_(at::mt19937{seed}.data()), device_{seed, 0} {
   // nop
 }
 
 random_stream random_stream::derived(uint64_t seed) noexcept {
   random_stream result{empty{}};
   fill(result.engine_, seed);
+  result.device_ = {seed, 0};
   return result;
 }
 
@@ -116,6 +139,7 @@ random_stream random_stream::of_default() {
   result.engine_ = data_of(engine_of(gen));
   result.next_float_normal_ = gen.next_float_normal_sample();
   result.next_double_normal_ = gen.next_double_normal_sample();
+  result.device_ = of_device();
   return result;
 }
 
@@ -129,6 +153,8 @@ void random_stream::swap_with_default() {
   auto next_double = gen.next_double_normal_sample();
   gen.set_next_double_normal_sample(next_double_normal_);
   next_double_normal_ = next_double;
+  auto device = of_device();
+  set_device(std::exchange(device_, device));
 }
 
 void random_stream::replace_default(uint64_t seed) {
@@ -141,6 +167,8 @@ void random_stream::replace_default(uint64_t seed) {
   gen.set_next_float_normal_sample(std::nullopt);
   next_double_normal_ = gen.next_double_normal_sample();
   gen.set_next_double_normal_sample(std::nullopt);
+  device_ = of_device();
+  set_device({seed, 0});
 }
 
 void random_stream::restore_default() const {
@@ -149,6 +177,7 @@ void random_stream::restore_default() const {
   data_of(engine_of(gen)) = engine_;
   gen.set_next_float_normal_sample(next_float_normal_);
   gen.set_next_double_normal_sample(next_double_normal_);
+  set_device(device_);
 }
 
 bool random_stream::operator==(const random_stream& other) const noexcept {
@@ -158,7 +187,9 @@ bool random_stream::operator==(const random_stream& other) const noexcept {
          && x.seeded_ == y.seeded_
          && next_float_normal_ == other.next_float_normal_
          && next_double_normal_ == other.next_double_normal_
-         && x.state_ == y.state_;
+         && x.state_ == y.state_
+         && (rank_context::current_device().is_cpu()
+             || device_ == other.device_);
 }
 
 } // namespace smp

@@ -39,7 +39,8 @@ uint64_t call_seed(uint64_t microbatch, uint64_t path) noexcept;
 
 // -- streams ------------------------------------------------------------------
 
-/// State of LibTorch's CPU generator as a value.
+/// State of LibTorch's CPU generator as a value, and of that of the calling
+/// rank's device, if it has one: kernels there draw by seed and offset.
 class random_stream {
 public:
   /// The state after `torch::manual_seed(seed)`.
@@ -75,10 +76,21 @@ public:
   }
 
 private:
+  struct counted {
+    uint64_t seed = 0;
+    uint64_t offset = 0;
+
+    bool operator==(const counted&) const = default;
+  };
+
+  static counted of_device();
+  static void set_device(counted x);
+
   at::mt19937_data_pod engine_;
   /// Normal numbers come in pairs; the generator keeps the second one.
   std::optional<float> next_float_normal_;
   std::optional<double> next_double_normal_;
+  counted device_;
 };
 
 } // namespace smp

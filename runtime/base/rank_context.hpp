@@ -7,6 +7,8 @@
 
 #include "transport/ids.hpp"
 
+#include <c10/core/Device.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -26,6 +28,7 @@ class offload_store;
 class placeholder_source;
 class promise_book;
 class rank_board;
+class rank_device;
 class rank_layout;
 class order_book;
 class remote_parameters;
@@ -142,6 +145,16 @@ public:
     return *board_;
   }
 
+  /// Where the modules of this rank compute.
+  c10::Device device() const noexcept {
+    return device_;
+  }
+
+  /// What this rank launches there; null on the host.
+  const rank_device* launches() const noexcept {
+    return launches_;
+  }
+
   step_counters& counters() const noexcept {
     return counters_;
   }
@@ -174,6 +187,12 @@ public:
   /// @returns the rank whose code the calling thread runs, or null.
   static const rank_context* current() noexcept;
 
+  /// @returns the device of the calling thread's rank; the host without one.
+  static c10::Device current_device() noexcept {
+    auto* rank = current();
+    return rank ? rank->device() : c10::Device{c10::kCPU};
+  }
+
   /// @returns the model of the calling thread's rank, or null.
   static std::shared_ptr<model_context> current_model() noexcept;
 
@@ -197,6 +216,8 @@ protected:
   order_book* records_ = nullptr;
   microbatch_sequencer* sequencer_ = nullptr;
   rank_board* board_ = nullptr;
+  c10::Device device_{c10::kCPU};
+  const rank_device* launches_ = nullptr;
   std::shared_ptr<model_context> model_;
   std::atomic<call_observer*> observer_ = nullptr;
   session* owner_ = nullptr;

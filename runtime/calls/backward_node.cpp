@@ -133,7 +133,7 @@ at::Tensor backward_node::promise(const running_call& ex,
   auto value = std::make_shared<promised_value>(ex.rank(), request, position,
                                                 id, what);
   return make_promise(std::move(value), static_cast<at::ScalarType>(what.dtype),
-                      &what.shape);
+                      &what.shape, device_here(what));
 }
 
 ag::variable_list backward_node::apply(ag::variable_list&& grads) {

@@ -310,6 +310,9 @@ private:
           != expected.tensors[i].meta.dtype)
         break_promise(name + " has dtype "
                       + std::string{c10::toString(t.scalar_type())});
+      if (static_cast<uint8_t>(t.device().type())
+          != expected.tensors[i].meta.device.type)
+        break_promise(name + " is on device " + t.device().str());
       if (t.requires_grad() != expected.tensors[i].requires_grad)
         break_promise(
           name

@@ -222,6 +222,7 @@ outgoing_call::make_node(sent_call sent, const remote_tensors& arguments) {
     edges.push_back(ag::impl::gradient_edge(x));
     sent_call::argument argument{static_cast<uint32_t>(i), {}};
     argument.gradient.dtype = static_cast<uint8_t>(x.scalar_type());
+    argument.gradient.device.type = static_cast<uint8_t>(x.device().type());
     if (auto p = promised_value_of(x)) {
       argument.from = p->request();
       argument.output = p->output();
@@ -263,9 +264,9 @@ void outgoing_call::remember(const std::string& kind, const call_reply& reply) {
   auto next = std::make_shared<prediction>();
   next->result = reply.result;
   for (auto& x : results)
-    next->tensors.push_back(
-      remote_tensor::foretold(static_cast<at::ScalarType>(x.meta.dtype),
-                              x.requires_grad, x.meta.shape.size()));
+    next->tensors.push_back(remote_tensor::foretold(
+      static_cast<at::ScalarType>(x.meta.dtype), x.requires_grad,
+      x.meta.shape.size(), static_cast<c10::DeviceType>(x.meta.device.type)));
   book_.remember(kind, std::move(next));
 }
 
@@ -308,9 +309,9 @@ outgoing_call::take_results(const call_reply& reply,
         auto value = std::make_shared<promised_value>(
           ex_.rank(), from, i, result_name(owner_, id, ex_.step(), i), meta,
           taken);
-        result[i] = make_promise(std::move(value),
-                                 static_cast<at::ScalarType>(meta.dtype),
-                                 from->waited ? &meta.shape : nullptr);
+        result[i] = make_promise(
+          std::move(value), static_cast<at::ScalarType>(meta.dtype),
+          from->waited ? &meta.shape : nullptr, device_here(meta));
         ex_.add_promise(result[i]);
     }
   }
@@ -486,7 +487,7 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     a->dtype(),
     at::GradMode::is_enabled()
       && (xs[0].requires_grad() || xs[1].requires_grad()),
-    std::max(a->dim(), b->dim())));
+    std::max(a->dim(), b->dim()), xs[0].device().type()));
   call_target target;
   target.kind = request_kind::add;
   std::vector<value> args{value::tensor(0), value::tensor(1)};

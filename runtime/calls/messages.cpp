@@ -9,17 +9,19 @@ remote_tensor remote_tensor::held(const at::Tensor& x) {
   result.what = kind::held;
   result.requires_grad = x.requires_grad();
   result.meta.dtype = static_cast<uint8_t>(x.scalar_type());
+  result.meta.device.type = static_cast<uint8_t>(x.device().type());
   result.meta.shape = x.sizes().vec();
   result.meta.strides = dense_strides(x);
   return result;
 }
 
 remote_tensor remote_tensor::foretold(at::ScalarType dtype, bool requires_grad,
-                                      size_t dim) {
+                                      size_t dim, c10::DeviceType device) {
   remote_tensor result;
   result.what = kind::held;
   result.requires_grad = requires_grad;
   result.meta.dtype = static_cast<uint8_t>(dtype);
+  result.meta.device.type = static_cast<uint8_t>(device);
   result.meta.shape.assign(dim, -1);
   return result;
 }

@@ -77,7 +77,7 @@ struct remote_tensor {
 
   /// A result of which only this is known before the call has run.
   static remote_tensor foretold(at::ScalarType dtype, bool requires_grad,
-                                size_t dim);
+                                size_t dim, c10::DeviceType device = c10::kCPU);
 
   /// True unless the receiver already has the tensor.
   bool travels() const noexcept {
@@ -98,6 +98,7 @@ bool inspect(Inspector& f, tensor_meta& x) {
         x.dtype = y;
         return y < c10::NumScalarTypes;
       }),
+    f.field("device", x.device.type),
     f.field(
       "sizes", [&x]() -> const auto& { return x.shape; },
       [&x](std::vector<int64_t> y) {

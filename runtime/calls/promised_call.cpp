@@ -343,6 +343,7 @@ bool foretells(const prediction& x, const prediction& y) {
          && std::equal(x.tensors.begin(), x.tensors.end(), y.tensors.begin(),
                        y.tensors.end(), [](auto& s, auto& t) {
                          return s.meta.dtype == t.meta.dtype
+                                && s.meta.device == t.meta.device
                                 && s.requires_grad == t.requires_grad;
                        });
 }
@@ -464,6 +465,7 @@ std::string kind_of_call(module_id module, const call_target& x,
     auto p = promised_value_of(t);
     out.u8(static_cast<uint8_t>(p ? p->dtype() : t.scalar_type()));
     out.i64(p ? static_cast<int64_t>(p->dim()) : t.dim());
+    out.u8(static_cast<uint8_t>(t.device().type()));
     out.put(t.requires_grad());
   }
   auto bytes = out.take();

@@ -152,7 +152,7 @@ void write_safetensors(const std::string& path,
     auto tensor = value(x.position);
     if (auto why = refusal_of(tensor); !why.empty())
       e.fail(x.outline->name, why);
-    auto bytes = to_tensor_ref(tensor.contiguous(), false);
+    auto bytes = to_tensor_ref(tensor.to(at::kCPU).contiguous(), false);
     if (bytes.nbytes != x.bytes)
       e.fail(x.outline->name, "its size changed meanwhile");
     out.write(bytes.data, bytes.nbytes);

@@ -164,7 +164,7 @@ private:
       out.tensors.push_back(describe(x, file.name));
     auto path = (std::filesystem::path{folder} / file.name).string();
     write_safetensors(path, outlines, [&](size_t i) {
-      auto bytes = xs[i].value.detach().contiguous();
+      auto bytes = xs[i].value.detach().to(at::kCPU).contiguous();
       out.tensors[begin + i].pieces.front().checksum = checksum(
         bytes.const_data_ptr(), bytes.nbytes());
       return bytes;

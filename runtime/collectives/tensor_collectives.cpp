@@ -171,7 +171,8 @@ public:
     if (gives) {
       if (auto why = refusal_of(x_); !why.empty())
         throw error{error_code::unsupported, call_.describe() + ": " + why};
-      held->input = to_tensor_ref(x_.contiguous(), false);
+      // Collectives add in host memory.
+      held->input = to_tensor_ref(x_.to(at::kCPU).contiguous(), false);
       call_.input = held->input.data;
     }
     if (result.defined()) {
@@ -180,14 +181,15 @@ public:
     }
     call_.owner = std::move(held);
     auto started = rank_.collectives().start(std::move(call_));
-    return {std::move(started), std::move(result), std::move(target)};
+    return {std::move(started), std::move(result), std::move(target),
+            x_.defined() ? x_.device() : at::Device{at::kCPU}};
   }
 
   /// Writes the result into the tensor itself.
   tensor_future start_in_place(const at::Tensor& x) && {
     auto gives = call_.what.kind != kind::broadcast || is_root();
-    if (x_.is_contiguous() && refusal_of(x_).empty() && !x_.is_neg()
-        && !x_.is_conj())
+    if (x_.is_cpu() && x_.is_contiguous() && refusal_of(x_).empty()
+        && !x_.is_neg() && !x_.is_conj())
       return std::move(*this).start(gives, x_, x);
     auto result = made(part());
     return std::move(*this).start(gives, std::move(result), x);
@@ -224,7 +226,7 @@ at::Tensor tensor_future::get() const {
     parking.emplace();
   waiter::current().wait(started_.done, started_.why);
   if (!target_.defined())
-    return result_;
+    return result_.defined() ? result_.to(device_) : result_;
   if (!target_.is_same(result_) && !target_.is_alias_of(result_))
     target_.detach().copy_(result_);
   return target_;

@@ -19,10 +19,13 @@ class tensor_future {
 public:
   tensor_future() = default;
 
-  tensor_future(started_collective x, at::Tensor result, at::Tensor target = {})
+  /// @param device where the result has to be
+  tensor_future(started_collective x, at::Tensor result, at::Tensor target,
+                at::Device device)
     : started_(std::move(x)),
       result_(std::move(result)),
-      target_(std::move(target)) {
+      target_(std::move(target)),
+      device_(device) {
     // nop
   }
 
@@ -41,6 +44,7 @@ private:
   at::Tensor result_;
   /// Where to copy the result; undefined if it is already in place.
   at::Tensor target_;
+  at::Device device_ = at::kCPU;
 };
 
 // All ranks of the group must call, with tensors of the same sizes and type, in

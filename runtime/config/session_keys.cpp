@@ -132,6 +132,12 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.deterministic_server),
    .meaning = "all ranks serve in an order that does not depend on timing: "
               "the same seed gives the same bits"},
+  {.name = "smp.device",
+   .slot = SMP_SLOT(smp.device),
+   .meaning = "where modules compute: `cpu`, or a device that a library "
+              "registered; `auto`: the host, as smp has no library for GPUs "
+              "yet",
+   .elsewhere = {"accelerator"}},
   {.name = "smp.seed",
    .slot = SMP_SLOT(smp.seed),
    .meaning = "seed of initial parameters and of dropout",

@@ -68,7 +68,7 @@ public:
     shown_module shown{module_};
     auto hidden = hidden_.flatten(0, -2);
     if (rows.defined())
-      hidden = hidden.index_select(0, rows);
+      hidden = hidden.index_select(0, rows.to(hidden.device()));
     return head_.cross_entropy(hidden, labels,
                                {.ignore_index = ignore_index, .mean = mean});
   }

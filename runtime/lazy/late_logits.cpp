@@ -1,6 +1,7 @@
 #include "runtime/lazy/late_logits.hpp"
 
 #include "runtime/base/call_context.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/deferred/boxed_arguments.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "transport/error.hpp"
@@ -231,7 +232,8 @@ public:
   at::Tensor handle(const std::optional<ag::Edge>& to) {
     family_->members.push_back(weak_from_this());
     auto sizes = like_.sizes().vec();
-    auto result = make_promise(shared_from_this(), like_.scalar_type(), &sizes);
+    auto result = make_promise(shared_from_this(), like_.scalar_type(), &sizes,
+                               rank_context::current_device());
     handle_ = weak_tensor{result.getIntrusivePtr()};
     if (to) {
       node_ = std::shared_ptr<late_node>(new late_node, ag::deleteNode);

@@ -9,7 +9,8 @@
 #include "transport/error.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
@@ -149,9 +150,14 @@ void make_placeholder(const at::Tensor& x,
                       const std::shared_ptr<torch::autograd::Node>& gradient) {
   forget_deferred(x);
   auto* impl = x.unsafeGetTensorImpl();
+  // User code makes tensors where the parameter seems to be.
+  auto device = rank_context::current_device();
+  c10::DeviceGuard on{device};
   auto nothing = c10::Storage{c10::Storage::use_byte_size_t{}, 0,
-                              c10::GetCPUAllocator(), true};
+                              c10::GetAllocator(device.type()), true};
   x.mutable_grad() = at::Tensor{};
+  impl->set_storage_keep_dtype(std::move(nothing));
+  impl->_change_backend_component_keys(device);
   if (gradient) {
     gradient->add_input_metadata(x);
     auto trainable = x.requires_grad();
@@ -159,7 +165,6 @@ void make_placeholder(const at::Tensor& x,
     x.set_requires_grad(trainable);
     torch::autograd::impl::set_grad_accumulator(x, gradient);
   }
-  impl->set_storage_keep_dtype(std::move(nothing));
   impl->*key_access::key_set() = impl->key_set().add(absent_key);
 }
 

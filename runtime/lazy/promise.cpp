@@ -1,11 +1,13 @@
 #include "runtime/lazy/promise.hpp"
 
 #include "runtime/deferred/boxed_arguments.hpp"
+#include "transport/error.hpp"
 
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Contiguity.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/strides.h>
 
@@ -19,9 +21,12 @@ namespace {
 
 class promise_impl final : public c10::TensorImpl {
 public:
-  promise_impl(std::shared_ptr<promise_source> x, at::ScalarType dtype)
-    : TensorImpl(c10::DispatchKeySet{c10::DispatchKey::CPU}.add(absent_key),
-                 caffe2::TypeMeta::fromScalarType(dtype), c10::kCPU),
+  promise_impl(std::shared_ptr<promise_source> x, at::ScalarType dtype,
+               at::Device device)
+    : TensorImpl(
+      c10::DispatchKeySet{c10::computeDispatchKey(dtype, c10::kStrided, device)}
+        .add(absent_key),
+      caffe2::TypeMeta::fromScalarType(dtype), device),
       source_(std::move(x)) {
     set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
   }
@@ -52,6 +57,11 @@ public:
     std::lock_guard guard{mutex_};
     if (!pending_)
       return;
+    // Whatever read its device has gone on with that.
+    if (x.device() != device_default())
+      throw error{error_code::internal, "a promise on " + device_default().str()
+                                          + " got a content on "
+                                          + x.device().str()};
     auto* self = const_cast<promise_impl*>(this);
     // The keys of `x` may come from another mode (inference, no grad).
     auto keys = key_set_.remove(absent_key);
@@ -271,8 +281,9 @@ void keep(const std::vector<promise_impl*>& xs) {
 } // namespace
 
 at::Tensor make_promise(std::shared_ptr<promise_source> x, at::ScalarType dtype,
-                        const std::vector<int64_t>* known) {
-  auto result = at::detail::make_tensor<promise_impl>(std::move(x), dtype);
+                        const std::vector<int64_t>* known, at::Device device) {
+  auto result = at::detail::make_tensor<promise_impl>(std::move(x), dtype,
+                                                      device);
   if (known)
     static_cast<promise_impl*>(result.unsafeGetTensorImpl())->know(*known);
   return result;

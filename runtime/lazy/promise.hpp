@@ -57,8 +57,10 @@ public:
 /// the same tensor as before. (It is a TensorImpl of its own, whose dispatch
 /// key `absent_key` leads each operation to `keep_promises` first.)
 /// @param known its sizes, if they are already known
+/// @param device of the content
 at::Tensor make_promise(std::shared_ptr<promise_source> x, at::ScalarType dtype,
-                        const std::vector<int64_t>* known = nullptr);
+                        const std::vector<int64_t>* known = nullptr,
+                        at::Device device = at::kCPU);
 
 /// Tells whether `x` is a promise whose content is not here yet.
 bool is_promise(const at::Tensor& x);

@@ -1,6 +1,7 @@
 #include "runtime/optimizer/gradient_norm.hpp"
 
 #include <ATen/Dispatch.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/ScalarType.h>
 
 #include <array>
@@ -39,6 +40,10 @@ double sum_of_squares(const at::Tensor& gradient) {
   auto x = stored_values(gradient);
   if (!x.is_non_overlapping_and_dense())
     x = x.contiguous();
+  if (!x.is_cpu()) {
+    auto real = x.is_complex() ? at::view_as_real(x.resolve_conj()) : x;
+    return real.to(at::kDouble).square().sum().item<double>();
+  }
   // A complex number is two real ones, and conjugation changes no square.
   auto n = x.is_complex() ? 2 * x.numel() : x.numel();
   return AT_DISPATCH_FLOATING_TYPES_AND2(

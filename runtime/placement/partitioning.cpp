@@ -9,6 +9,7 @@
 #include "runtime/collectives/agreement.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/deferred/deferred_init.hpp"
+#include "runtime/device/moved_tensors.hpp"
 #include "runtime/intercept/hooks.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
@@ -586,6 +587,7 @@ void partitioning::release(remote_parameters& others) {
       map_, x, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       static_cast<int64_t>(layout.size(comm_group::tp)));
   initialise_deferred(mine);
+  move_in_place(std::move(mine), rank_.device());
   map_.finish_partition();
 }
 

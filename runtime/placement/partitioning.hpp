@@ -111,7 +111,8 @@ public:
   /// @throws error (config) naming the rank whose model differs
   void place();
 
-  /// Frees the tensors that other ranks own (R14) and allocates this rank's.
+  /// Frees the tensors that other ranks own (R14), and allocates this rank's
+  /// on its device.
   void release(remote_parameters& others);
 
   /// Determines the modules that microbatches now pass in order (R19).

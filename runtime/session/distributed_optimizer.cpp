@@ -154,8 +154,9 @@ bool has_gradient(torch::optim::Optimizer& x) {
 
 /// @returns whether all gradients are finite
 bool unscale(torch::optim::Optimizer& x, double scale) {
-  auto wrong = at::zeros({1}, at::kFloat);
-  auto inverse = at::full({1}, 1 / scale, at::kFloat);
+  auto here = at::TensorOptions{at::kFloat}.device(current_rank().device());
+  auto wrong = at::zeros({1}, here);
+  auto inverse = at::full({1}, 1 / scale, here);
   auto finite = true;
   each_gradient(x, [&](at::Tensor& gradient) {
     if (gradient.scalar_type() != at::kFloat || gradient.is_sparse()) {

@@ -3,9 +3,11 @@
 #include "actors/cluster/membership.hpp"
 #include "actors/order/order_book.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
+#include "runtime/base/fault.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/base/vector_math.hpp"
 #include "runtime/calls/entered_modules.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/sharing/sharing.hpp"
 #include "runtime/step/executor_thread.hpp"
 #include "runtime/step/model_state.hpp"
@@ -16,11 +18,16 @@ namespace smp {
 
 namespace {
 
-comm_options options_of_stages(const session_config& x) {
+comm_options options_of_stages(const session_config& x,
+                               const rank_device* device) {
   constexpr uint64_t mb = 1 << 20;
   return {x.device_path.force, x.device_path.send_arena * mb,
-          x.device_path.receive_arena * mb, x.device_path.ranks_per_node};
+          x.device_path.receive_arena * mb, x.device_path.ranks_per_node,
+          device ? device->copies() : nullptr};
 }
+
+/// One execution runs on the device, and the next is there when it ends.
+constexpr uint64_t launch_ahead = 2;
 
 /// @returns null if activations stay in memory
 std::shared_ptr<offload_store> make_offload(const session_config& x,
@@ -62,9 +69,11 @@ failure with_machine(failure x, const std::vector<std::string>& host_of) {
 rank_runtime::rank_runtime(parts x)
   : own_config_(std::move(x.config)),
     own_layout_(x.layout),
+    own_device_(std::move(x.device)),
     own_board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size)),
     fabric_(std::make_shared<comm_fabric>(
-      std::move(x.fabric), x.host, own_board_, options_of_stages(own_config_))),
+      std::move(x.fabric), x.host, own_board_,
+      options_of_stages(own_config_, own_device_.get()))),
     host_(std::move(x.host)),
     token_(std::move(x.token)),
     own_exchange_(*fabric_),
@@ -99,6 +108,9 @@ rank_runtime::rank_runtime(parts x)
   records_ = own_records_.get();
   sequencer_ = own_sequencer_.get();
   board_ = own_board_.get();
+  launches_ = own_device_.get();
+  if (launches_)
+    device_ = launches_->get();
 }
 
 rank_runtime::~rank_runtime() {
@@ -123,6 +135,8 @@ server_options rank_runtime::options_of_server() {
   x.sequencer = own_sequencer_;
   x.tells_forwards = own_offload_ != nullptr;
   x.records = own_records_;
+  x.launch_ahead = launches_ && !SMP_FAULT("unbounded-launches") ? launch_ahead
+                                                                 : 0;
   return x;
 }
 

@@ -46,6 +46,8 @@ public:
     std::shared_ptr<smp::fabric> fabric;
     std::shared_ptr<actor_host> host;
     std::shared_ptr<execution_token> token;
+    /// Null: the host.
+    std::shared_ptr<rank_device> device = {};
   };
 
   explicit rank_runtime(parts x);
@@ -196,7 +198,8 @@ private:
 
   session_config own_config_;
   rank_layout own_layout_;
-  std::vector<std::string> host_of_; // by rank; empty: one machine
+  std::vector<std::string> host_of_;        // by rank; empty: one machine
+  std::shared_ptr<rank_device> own_device_; // null: the host
   std::shared_ptr<rank_board> own_board_;
   std::shared_ptr<comm_fabric> fabric_;
   std::shared_ptr<actor_host> host_;

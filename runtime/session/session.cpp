@@ -8,6 +8,7 @@
 #include "runtime/collectives/agreement.hpp"
 #include "runtime/collectives/current_rank.hpp"
 #include "runtime/config/config_file.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/rendezvous.hpp"
@@ -402,6 +403,7 @@ session::session(session_config config, std::string settings)
   parts.layout = layout;
   parts.host = process_->host;
   parts.token = std::make_shared<execution_token>();
+  parts.device = choose_device(config.device, env.local_rank);
   parts.fabric = make_fabric(env, config, process_->network, process_->secret);
   parts.config = std::move(config);
   rank_ = std::make_shared<rank_runtime>(std::move(parts));

@@ -4,6 +4,7 @@
 
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/collectives/parking_waiter.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 
@@ -31,6 +32,8 @@ void on_stall(session& s, stall_listener f) {
 }
 
 void rank_runtime::attach_main_thread() {
+  if (launches_)
+    launches_->enter_thread();
   {
     auto& parking = parking_waiter::of_thread();
     parking.attach(fabric_.get());
@@ -41,6 +44,8 @@ void rank_runtime::attach_main_thread() {
 }
 
 void rank_runtime::detach_main_thread() {
+  if (launches_)
+    launches_->leave_thread();
   installed_.reset();
   noting_.reset();
   parking_waiter::of_thread().attach(nullptr);

@@ -135,6 +135,19 @@ void check_positions(const step_options& x, size_t count) {
   }
 }
 
+std::optional<std::vector<at::Tensor>>
+on_device(const std::vector<at::Tensor>& xs) {
+  auto device = rank_context::current_device();
+  auto there = [device](auto& x) { return x.device() == device; };
+  // A trace runs the modules before they are moved.
+  if (tracer::current() || device.is_cpu() || std::ranges::all_of(xs, there))
+    return std::nullopt;
+  std::vector<at::Tensor> result;
+  for (auto& x : xs)
+    result.push_back(x.to(device));
+  return result;
+}
+
 void bad_argument(size_t position, const error& err) {
   auto cause = err.cause();
   cause.text = "argument " + std::to_string(position)

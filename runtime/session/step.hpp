@@ -87,15 +87,34 @@ std::function<bool()> written_since(const std::vector<at::Tensor>& xs);
 /// Adds the position of the argument to an error of `split`.
 [[noreturn]] void bad_argument(size_t position, const error& err);
 
+/// @returns the tensors on the device of the rank that runs the step body;
+/// nothing if they are where they have to be
+std::optional<std::vector<at::Tensor>>
+on_device(const std::vector<at::Tensor>& xs);
+
+/// @returns `x` with its tensors on the device of the rank.
+template <class T>
+T placed(T x) {
+  if constexpr (packable<T>) {
+    packer tensors;
+    auto packed = put_value(tensors, x);
+    if (auto moved = on_device(tensors.tensors())) {
+      unpacker there{std::move(*moved)};
+      return get_value<T>(there, packed);
+    }
+  }
+  return x;
+}
+
 template <class T>
 T split_argument(const T& x, const step_options& options, size_t position,
                  uint64_t n, uint64_t index) {
   if (options.non_split_inputs.contains(position))
-    return x;
+    return placed(x);
   auto axis = options.input_split_axes.find(position);
   try {
-    return split(x, n, index,
-                 axis == options.input_split_axes.end() ? 0 : axis->second);
+    return placed(split(
+      x, n, index, axis == options.input_split_axes.end() ? 0 : axis->second));
   } catch (const error& err) {
     bad_argument(position, err);
   }

@@ -1,4 +1,5 @@
 #include "actors/server/execution_token.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/stalls.hpp"
@@ -33,6 +34,7 @@ make_ranks(const std::vector<std::shared_ptr<fabric>>& fabrics,
     parts.fabric = x;
     parts.host = host;
     parts.token = token;
+    parts.device = choose_device(config.device, x->self().value);
     result.push_back(std::make_shared<rank_runtime>(std::move(parts)));
   }
   return result;

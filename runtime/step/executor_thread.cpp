@@ -1,9 +1,11 @@
 #include "runtime/step/executor_thread.hpp"
 
+#include "runtime/base/fault.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/base/script_error_text.hpp"
 #include "runtime/calls/callee.hpp"
 #include "runtime/calls/promised_call.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/execution_interceptors.hpp"
 #include "runtime/lazy/late_logits.hpp"
@@ -69,9 +71,14 @@ void executor_thread::begin_call(call_kind what, std::optional<rank_id> from) {
 }
 
 void executor_thread::switch_out() {
-  auto ran = std::chrono::steady_clock::now() - since_;
-  rank_.counters().executing_ns += static_cast<uint64_t>(
-    std::chrono::duration_cast<std::chrono::nanoseconds>(ran).count());
+  if (auto* launches = rank_.launches()) {
+    launches->end_span();
+    launches->point()->then(teller_of_reached());
+  } else {
+    auto ran = std::chrono::steady_clock::now() - since_;
+    rank_.counters().executing_ns += static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(ran).count());
+  }
   call_.states().suspend();
   call_.streams().suspend();
   set_aside();
@@ -85,7 +92,7 @@ void executor_thread::switch_in(const failure& why) {
   take_back();
   call_.streams().resume();
   call_.states().resume();
-  since_ = std::chrono::steady_clock::now();
+  begin_span();
   auto cause = closing() ? cancelled() : why;
   if (cause) {
     call_.keep_error(cause);
@@ -105,6 +112,9 @@ void executor_thread::run() {
   // GPU autograd's own device thread is shared by all microbatches (R9).
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   plain_state();
+  if (auto* launches = rank_.launches();
+      launches && !SMP_FAULT("default-stream"))
+    launches->enter_thread();
   auto* peers = rank_.tensor_peers();
   tensor_group::set_current(peers ? peers : &tensor_group::lone());
   rank_context::set_current(&rank_);
@@ -138,8 +148,15 @@ void executor_thread::take_back() {
   here::of_thread() = std::exchange(here_, {});
 }
 
+void executor_thread::begin_span() {
+  if (auto* launches = rank_.launches())
+    launches->begin_span();
+  else
+    since_ = std::chrono::steady_clock::now();
+}
+
 outcome executor_thread::execute(request x) {
-  since_ = std::chrono::steady_clock::now();
+  begin_span();
   here::of_thread().slot = slot();
   call_.begin(x, seed_of(rank_, rank_.drawn_step(), x.microbatch));
   call_observer::set_current(rank_.observer());

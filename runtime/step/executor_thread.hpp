@@ -53,6 +53,7 @@ private:
   failure cancelled() const;
   void set_aside();
   void take_back();
+  void begin_span();
 
   const rank_context& rank_;
   fabric& messages_;

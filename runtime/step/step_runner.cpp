@@ -15,6 +15,7 @@
 #include "runtime/collectives/agreement.hpp"
 #include "runtime/collectives/data_group.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/execution/saved_calls.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/sequential.hpp"
@@ -334,6 +335,20 @@ void step_runner::prepare(model_state& model, uint64_t microbatches,
   model.check_schedule(microbatches);
 }
 
+namespace {
+
+/// A step ends when the device has done what it launched.
+/// @returns how long it worked, in ns
+uint64_t await_device(const rank_device& x, step_id step) {
+  auto done = std::make_shared<completion>();
+  x.point()->then([done] { done->set(); });
+  waiter::current().wait(
+    done, {"the device to end step " + std::to_string(step.value), no_rank});
+  return static_cast<uint64_t>(x.take_busy().count());
+}
+
+} // namespace
+
 step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   auto& counters = rank_.counters();
   counters.executing_ns = 0;
@@ -349,6 +364,8 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   rank_.board().main_ends_step(true);
   auto result = awaited<step_report>::get(
     report, end_of_step(step, rank_.pipeline().front()));
+  if (auto* launches = rank_.launches())
+    counters.executing_ns = await_device(*launches, step);
   stats_.executing_seconds += static_cast<double>(counters.executing_ns) * 1e-9;
   stats_.requests += counters.requests;
   stats_.waits += counters.waits;

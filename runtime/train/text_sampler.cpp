@@ -26,7 +26,7 @@ at::Tensor text_sampler::input() const {
 }
 
 void text_sampler::add(const at::Tensor& logits) {
-  auto contiguous = logits.contiguous();
+  auto contiguous = logits.to(at::kCPU).contiguous();
   auto* first = contiguous.const_data_ptr<float>();
   const double highest = *std::max_element(first, first + 256);
   std::array<double, 256> weights;

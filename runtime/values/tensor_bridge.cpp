@@ -1,6 +1,9 @@
 #include "runtime/values/tensor_bridge.hpp"
 
+#include "runtime/base/fault.hpp"
 #include "runtime/base/fnv_hash.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/values/absent_tensor.hpp"
 #include "transport/error.hpp"
 
@@ -8,6 +11,8 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/strides.h>
 
@@ -52,8 +57,12 @@ std::string unsendable(const at::Tensor& x) {
     return "a quantised tensor";
   if (x.layout() != c10::kStrided)
     return "a sparse tensor";
-  if (x.device().type() != c10::kCPU)
-    return "a tensor on device " + x.device().str();
+  auto mine = rank_context::current_device();
+  if (!x.device().is_cpu() && x.device() != mine)
+    return "a tensor on device " + x.device().str()
+           + (mine.is_cpu()
+                ? ""
+                : ", while this rank computes on " + mine.str() + ",");
   if (element_size(x.scalar_type()) == 0)
     return std::string{"a tensor of dtype "} + c10::toString(x.scalar_type());
   if (!x.has_storage())
@@ -83,7 +92,9 @@ at::Tensor without_gaps(const at::Tensor& x, bool snapshot) {
 c10::ScalarType checked_dtype(const tensor_ref& x) {
   // In host memory, but of a device that this rank does not have.
   auto where = x.home == device_ref{} ? x.device : x.home;
-  if (where.type != static_cast<uint8_t>(c10::kCPU))
+  auto type = static_cast<c10::DeviceType>(where.type);
+  if (x.home != device_ref{}
+      || (type != c10::kCPU && !c10::impl::hasDeviceGuardImpl(type)))
     refuse("a tensor on device type " + std::to_string(where.type));
   auto dtype = static_cast<c10::ScalarType>(x.dtype);
   uint64_t bytes = x.dtype < c10::NumScalarTypes ? element_size(dtype)
@@ -124,7 +135,7 @@ std::string refusal_of(const at::Tensor& x) {
 std::optional<uint64_t> hash_bits(const at::Tensor& x) {
   if (!refusal_of(x).empty())
     return std::nullopt;
-  auto flat = x.detach().contiguous();
+  auto flat = x.detach().to(c10::kCPU).contiguous();
   auto* bytes = static_cast<const std::byte*>(flat.const_data_ptr());
   return hash_of_memory({bytes, flat.nbytes()});
 }
@@ -136,6 +147,16 @@ std::vector<int64_t> dense_strides(const at::Tensor& x) {
                  row_major.end()))
     result.clear();
   return result;
+}
+
+at::Device device_here(const tensor_meta& x) {
+  auto mine = rank_context::current_device();
+  auto type = static_cast<c10::DeviceType>(x.device.type);
+  if (type == c10::kCPU || SMP_FAULT("promise-on-host"))
+    return c10::kCPU;
+  if (type != mine.type())
+    refuse("a tensor on device type " + std::to_string(x.device.type));
+  return mine;
 }
 
 tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot) {
@@ -153,6 +174,8 @@ tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot) {
   result.strides = dense_strides(dense);
   // The storage alone: the tensor would also keep its autograd graph.
   result.owner = std::make_shared<c10::Storage>(dense.storage());
+  if (!dense.device().is_cpu())
+    result.ready = rank_context::current()->launches()->point();
   return result;
 }
 
@@ -163,19 +186,25 @@ at::Tensor to_tensor(const tensor_ref& x) {
                    : c10::DimVector(x.strides.begin(), x.strides.end());
   // Kernels may fault on a misaligned element.
   auto address = reinterpret_cast<uintptr_t>(x.data);
-  if (x.nbytes > 0 && address % element_size(dtype) != 0) {
+  auto device = c10::Device{static_cast<c10::DeviceType>(x.device.type),
+                            static_cast<c10::DeviceIndex>(x.device.index)};
+  if (device.is_cpu() && x.nbytes > 0 && address % element_size(dtype) != 0) {
     auto result = at::Tensor{
       at::detail::empty_strided_cpu(x.shape, strides, dtype)};
     std::memcpy(result.mutable_data_ptr(), x.data, x.nbytes);
     return result;
   }
+  // One of this rank: what arrives from others is there.
+  if (x.ready)
+    static_cast<const device_point&>(*x.ready).block(
+      c10::impl::VirtualGuardImpl{device.type()}.getStream(device));
   using owner_ptr = std::shared_ptr<const void>;
   auto drop = [](void* ptr) { delete static_cast<owner_ptr*>(ptr); };
   return at::for_blob(const_cast<void*>(x.data), x.shape)
     .strides(strides)
     .context(new owner_ptr(x.owner), drop)
-    .options(at::TensorOptions{dtype})
-    .target_device(at::Device{c10::kCPU})
+    .options(at::TensorOptions{dtype}.device(device))
+    .target_device(device)
     .make_tensor();
 }
 

@@ -26,18 +26,25 @@ std::optional<uint64_t> hash_bits(const at::Tensor& x);
 /// that is row-major.
 std::vector<int64_t> dense_strides(const at::Tensor& x);
 
+/// @returns where a tensor of another rank comes to lie on that of the calling
+/// thread: on its device, or in host memory
+/// @throws error (unsupported) if it has no device of that type
+at::Device device_here(const tensor_meta& x);
+
 /// Describes `x` as bytes without gaps, with its `dense_strides`. Shares memory
 /// with `x` if that has no gaps, else copies; resolves conjugate and negative
-/// bits, and leaves autograd behind. `owner` keeps the memory alive.
+/// bits, and leaves autograd behind. `owner` keeps the memory alive. On a
+/// device, `ready` follows what the calling thread launched.
 /// @param snapshot always copy: another microbatch may write `x` (R13)
 /// @throws error (unsupported) naming dtype, layout or device: sparse,
 ///         quantised and nested tensors, tensors without memory (meta), and
-///         devices other than the CPU
+///         those on a device other than that of the rank
 tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot);
 
 /// Makes a tensor over the memory of `x`; copies only if that is
 /// misaligned for its element type. The result is writable: no other code
-/// may use the memory.
+/// may use the memory. What the calling thread launches from now on waits for
+/// its bytes.
 /// @throws error (protocol) if dtype, shape, strides and size do not fit
 ///         together
 at::Tensor to_tensor(const tensor_ref& x);

@@ -44,7 +44,7 @@ TEST_CASE("each stage is an actor that tells what it did and holds",
   };
   x.send({make_tensor(100 * kb, 1)});
   REQUIRE(x.turns.size() == 1);
-  actors.hand_over(x.turns[0].first, std::move(x.turns[0].second));
+  actors.hand_over(x.turns[0].first, std::move(x.turns[0].second), {});
   // Answered once the message had its turn.
   ask_stage(x.turns[0].first);
   for (size_t i = 0; i < comm_stages; ++i) {

@@ -124,14 +124,16 @@ struct core_fixture {
     bool leader = true,
     std::shared_ptr<execution_token> token = std::make_shared<
       execution_token>(),
-    std::shared_ptr<microbatch_sequencer> sequencer = {})
+    std::shared_ptr<microbatch_sequencer> sequencer = {},
+    uint64_t launch_ahead = 0)
     : core({.self = rank_id{0},
             .leader = leader,
             .services = services,
             .board = out.board,
             .token = std::move(token),
             .on_token = [this] { ++granted; },
-            .sequencer = std::move(sequencer)},
+            .sequencer = std::move(sequencer),
+            .launch_ahead = launch_ahead},
            out) {
     // nop
   }

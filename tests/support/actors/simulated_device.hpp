@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -36,16 +37,31 @@ public:
 
   class event : public device_event {
   public:
-    bool wait(std::chrono::milliseconds limit) override {
+    void then(std::function<void()> f) override {
+      {
+        std::lock_guard guard{shared_->mutex};
+        if (!happened_)
+          return followers_.push_back(std::move(f));
+      }
+      f();
+    }
+
+    bool wait(std::chrono::milliseconds limit) {
       std::unique_lock guard{shared_->mutex};
       return shared_->changed.wait_for(guard, limit,
                                        [this] { return happened_; });
     }
 
     void happen() {
-      std::lock_guard guard{shared_->mutex};
-      happened_ = true;
-      shared_->changed.notify_all();
+      std::vector<std::function<void()>> followers;
+      {
+        std::lock_guard guard{shared_->mutex};
+        happened_ = true;
+        followers.swap(followers_);
+        shared_->changed.notify_all();
+      }
+      for (auto& f : followers)
+        f();
     }
 
   private:
@@ -62,6 +78,7 @@ public:
 
     std::shared_ptr<state> shared_;
     bool happened_ = false; // guarded by shared_->mutex
+    std::vector<std::function<void()>> followers_;
   };
 
   explicit simulated_device(int16_t index, device_links links = {})
@@ -115,7 +132,9 @@ public:
     result.device = where;
     result.ready = done;
     std::lock_guard guard{shared_->mutex};
-    waiting_.push_back({from, std::move(to), where, std::move(done)});
+    waiting_.push_back({from, from.owner, to, where, std::move(done)});
+    // As a real device does: who copies has to keep both memories.
+    waiting_.back().from.owner.reset();
     shared_->changed.notify_all();
     return result;
   }
@@ -143,7 +162,8 @@ public:
   /// @returns the bytes of a tensor on this device, once they are there.
   std::vector<std::byte> read(const tensor_ref& x) {
     auto limit = std::chrono::seconds{30};
-    if (x.device != at_ || (x.ready && !x.ready->wait(limit)))
+    if (x.device != at_
+        || (x.ready && !static_cast<event&>(*x.ready).wait(limit)))
       return {};
     std::vector<std::byte> result(x.nbytes);
     if (x.nbytes > 0)
@@ -181,7 +201,8 @@ private:
 
   struct task {
     tensor_ref from;
-    std::shared_ptr<std::byte> to;
+    std::weak_ptr<const void> source;
+    std::weak_ptr<std::byte> to;
     device_ref where;
     std::shared_ptr<event> done;
   };
@@ -197,6 +218,15 @@ private:
     return !x.from.ready || static_cast<event&>(*x.from.ready).happened_;
   }
 
+  /// Copies nothing if one of the memories is gone.
+  void copy(const task& x) {
+    auto source = x.source.lock();
+    auto to = x.to.lock();
+    if (source && to && x.from.nbytes > 0)
+      std::memcpy(view(to.get(), x.where), view(x.from.data, x.from.device),
+                  x.from.nbytes);
+  }
+
   void run() {
     std::unique_lock guard{shared_->mutex};
     for (;;) {
@@ -210,11 +240,7 @@ private:
       auto now = std::move(*next);
       waiting_.erase(next);
       guard.unlock();
-      if (now.from.nbytes > 0)
-        std::memcpy(view(now.to.get(), now.where),
-                    view(now.from.data, now.from.device), now.from.nbytes);
-      now.from = {};
-      now.to = nullptr;
+      copy(now);
       now.done->happen();
       guard.lock();
     }

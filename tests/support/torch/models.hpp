@@ -64,6 +64,8 @@ struct model_options {
   /// `smp.deterministic_server`
   bool fixed_order = false;
   bool reorder = true;
+  /// `smp.device`; the reference is on the host.
+  std::string device = "cpu";
   std::vector<std::string> no_promises = {};
   /// What backward computes again: nothing, the outermost modules, or all, each
   /// also as a part of those around it.
@@ -138,6 +140,7 @@ inline virtual_world_options model_world(const model_options& x) {
   world.config.pipeline = x.pipeline;
   world.config.auto_partition = x.automatic;
   world.config.threads = 1;
+  world.config.device = x.device;
   world.config.fast_mode = x.fast;
   world.config.no_promises = x.no_promises;
   world.config.static_mode = x.replay;
@@ -241,7 +244,8 @@ inline bool is_close(const Tensor& a, const Tensor& b, double tolerance,
     return false;
   if (a.numel() == 0)
     return true;
-  auto x = a.detach().to(torch::kDouble), y = b.detach().to(torch::kDouble);
+  auto x = a.detach().cpu().to(torch::kDouble);
+  auto y = b.detach().cpu().to(torch::kDouble);
   return ((x - y).abs().max() <= y.abs().max() * tolerance + absolute)
     .item<bool>();
 }

@@ -1,0 +1,140 @@
+// How a message gets from and to a device, for comm_fabric.hpp.
+
+#include "actors/comm/comm_fabric.hpp"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+std::string device_name(device_ref x) {
+  return x == device_ref{}
+           ? "host memory"
+           : "device " + std::to_string(x.type) + ":" + std::to_string(x.index);
+}
+
+template <class Predicate>
+bool any_tensor(const message& x, Predicate f) {
+  return std::any_of(x.body.tensors.begin(), x.body.tensors.end(), f);
+}
+
+} // namespace
+
+bool comm_fabric::is_away(const message& x) const noexcept {
+  return has_devices_ && any_tensor(x, [](auto& t) {
+           return t.device != device_ref{} || t.ready;
+         });
+}
+
+bool comm_fabric::is_for_devices(const message& x) const noexcept {
+  return has_devices_
+         && any_tensor(x, [](auto& t) { return t.home != device_ref{}; });
+}
+
+void comm_fabric::turn(comm_stage to, comm_message_ptr x) {
+  hand_over_(to, std::move(x), std::chrono::milliseconds{0});
+}
+
+void comm_fabric::bring(comm_message& x, size_t position,
+                        std::shared_ptr<std::byte> to) {
+  auto& t = x.content.body.tensors[position];
+  auto home = t.device == device_ref{} ? t.home : t.device;
+  auto copy = devices_->copy(t, std::move(to), {});
+  x.sources.push_back(std::exchange(t, std::move(copy)));
+  t.home = home;
+}
+
+failure comm_fabric::bring_out(comm_message& x) try {
+  auto& tensors = x.content.body.tensors;
+  std::vector<std::shared_ptr<std::byte>> blocks(tensors.size());
+  for (auto& t : x.tensors)
+    if (t.device != device_ref{})
+      blocks[t.position] = std::exchange(t.block, nullptr);
+  // All of them before the first copy, which could not be taken back.
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].device != device_ref{} && !blocks[i])
+      blocks[i] = devices_->allocate({}, tensors[i].nbytes);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (blocks[i])
+      bring(x, i, std::move(blocks[i]));
+  return {};
+} catch (const error& e) {
+  return e.cause();
+} catch (const std::bad_alloc&) {
+  return {error_code::transport, self(), {}, "no memory to copy a tensor"};
+}
+
+failure comm_fabric::bring_rest(comm_message& x) try {
+  for (auto& t : x.tensors)
+    if (t.block)
+      bring(x, t.position, std::move(t.block));
+  x.sources.clear();
+  return {};
+} catch (const error& e) {
+  return e.cause();
+}
+
+void comm_fabric::bring_in(comm_message& x) try {
+  for (auto& t : x.content.body.tensors) {
+    auto where = t.home == device_ref{} ? std::nullopt : devices_->here(t.home);
+    tensor_ref copy;
+    if (where)
+      copy = devices_->copy(t, devices_->allocate(*where, t.nbytes), *where);
+    else if (receive_arena_ && receive_arena_->contains(t.data))
+      copy = devices_->copy(t, pool_.take(t.nbytes), {});
+    else
+      continue;
+    if (where)
+      copy.home = {};
+    x.sources.push_back(std::exchange(t, std::move(copy)));
+  }
+} catch (const std::bad_alloc&) {
+  // The tensor stays in host memory,
+} catch (const error&) {
+  // and its `home` still says where it belongs.
+}
+
+bool comm_fabric::awaits_device(comm_stage at, const comm_message_ptr& x) {
+  if (!any_tensor(x->content, [](auto& t) { return t.ready != nullptr; }))
+    return false;
+  x->copying = true;
+  if (waits_->add(at, x))
+    hand_over_(at, nullptr, device_patience_);
+  return true;
+}
+
+void comm_fabric::look_for_late(comm_stage at) {
+  auto [late, again] = waits_->look(device_waits::clock::now()
+                                    - device_patience_);
+  for (auto& x : late)
+    give_up(*x.what, x.tensor);
+  if (again)
+    hand_over_(at, nullptr, device_patience_);
+}
+
+void comm_fabric::give_up(comm_message& x, size_t tensor) {
+  auto& t = x.content.body.tensors[tensor];
+  auto outgoing = x.number != 0;
+  auto text = "tensor " + std::to_string(tensor) + " of a message "
+              + (outgoing ? "to" : "from") + " rank "
+              + std::to_string(x.peer.value) + ", of "
+              + device_name(t.home == device_ref{} ? t.device : t.home)
+              + ", is not ready after "
+              + std::to_string(device_patience_.count()) + " ms";
+  // The device may still write there.
+  waits_->abandon(std::exchange(x.sources, {}));
+  waits_->abandon(std::exchange(x.content.body.tensors, {}));
+  if (outgoing) {
+    ledger_.leave(x.number);
+    return x.finish({error_code::transport, self(), {}, std::move(text)});
+  }
+  // Whoever waits for the message hears of it as of a lost rank: nothing that
+  // this rank computes on the device is right any more.
+  inner().peer_lost({error_code::transport, x.peer, {}, std::move(text)});
+}
+
+} // namespace smp

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "runtime/device/rank_device.hpp"
+#include "transport/device_ops.hpp"
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <optional>
+
+namespace smp {
+
+/// Copies between a device and host memory, each direction on a lane of its
+/// own, so that they run beside the kernels. Memory of the device is
+/// allocated for the lane, not for the kernels: a copy then need not wait for
+/// those that were launched before. It is not used for anything else before the
+/// kernels that were launched until its end have run.
+class device_copies final : public device_ops {
+public:
+  /// @param compute the stream of those that read what was copied in
+  device_copies(std::shared_ptr<accelerator> kind, c10::Device device,
+                c10::Stream compute, const device_lane& out,
+                const device_lane& in);
+
+  device_links links() const override {
+    return {};
+  }
+
+  std::optional<device_ref> here(device_ref x) const override;
+
+  std::shared_ptr<std::byte> allocate(device_ref where, uint64_t size) override;
+
+  tensor_ref copy(const tensor_ref& from, std::shared_ptr<std::byte> to,
+                  device_ref where) override;
+
+private:
+  std::shared_ptr<accelerator> kind_;
+  c10::Device device_;
+  c10::Stream compute_;
+  device_lane out_;
+  device_lane in_;
+};
+
+} // namespace smp

@@ -1,0 +1,132 @@
+#include "runtime/device/rank_device.hpp"
+
+#include "runtime/device/device_copies.hpp"
+#include "transport/error.hpp"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+namespace smp {
+
+using c10::impl::VirtualGuardImpl;
+
+namespace {
+
+device_lane make_lane(c10::Device x) {
+  VirtualGuardImpl device{x.type()};
+  return {device.getStreamFromGlobalPool(x), device.getStreamFromGlobalPool(x)};
+}
+
+} // namespace
+
+rank_device::rank_device(std::shared_ptr<accelerator> kind,
+                         c10::DeviceIndex index)
+  : kind_(std::move(kind)),
+    device_(kind_->type(), index),
+    compute_(make_lane(device_)),
+    copies_(std::make_shared<device_copies>(
+      kind_, device_, compute_->work, make_lane(device_), make_lane(device_))) {
+  // nop
+}
+
+rank_device::~rank_device() = default;
+
+void rank_device::enter_thread() const {
+  if (on_host())
+    return;
+  VirtualGuardImpl device{device_.type()};
+  device.setDevice(device_);
+  device.exchangeStream(compute_->work);
+}
+
+void rank_device::leave_thread() const {
+  if (on_host())
+    return;
+  VirtualGuardImpl device{device_.type()};
+  device.synchronizeStream(compute_->work);
+  device.exchangeStream(device.getDefaultStream(device_));
+}
+
+std::shared_ptr<device_event> rank_device::point() const {
+  return on_host() ? nullptr : std::make_shared<device_point>(kind_, *compute_);
+}
+
+// -- time ---------------------------------------------------------------------
+
+void rank_device::begin_span() const {
+  if (on_host())
+    return;
+  auto timed = c10::EventFlag::BACKEND_DEFAULT;
+  std::pair span{c10::Event{device_.type(), timed},
+                 c10::Event{device_.type(), timed}};
+  span.first.record(compute_->work);
+  std::lock_guard guard{mutex_};
+  spans_.push_back(std::move(span));
+}
+
+void rank_device::end_span() const {
+  if (on_host())
+    return;
+  std::lock_guard guard{mutex_};
+  if (!spans_.empty())
+    spans_.back().second.record(compute_->work);
+}
+
+std::chrono::nanoseconds rank_device::take_busy() const {
+  std::lock_guard guard{mutex_};
+  std::chrono::duration<double, std::milli> result{0};
+  for (auto& [begin, end] : std::exchange(spans_, {}))
+    if (end.was_marked_for_recording())
+      result += std::chrono::duration<double, std::milli>{
+        begin.elapsedTime(end)};
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(result);
+}
+
+std::shared_ptr<device_ops> rank_device::copies() const {
+  return copies_;
+}
+
+// -- points -------------------------------------------------------------------
+
+device_point::device_point(std::shared_ptr<accelerator> kind,
+                           const device_lane& lane)
+  : kind_(std::move(kind)),
+    watch_(lane.watch),
+    event_(lane.work.device_type()) {
+  c10::StreamGuard on{lane.work};
+  event_.record(lane.work);
+}
+
+void device_point::then(std::function<void()> f) {
+  c10::StreamGuard on{watch_};
+  event_.block(watch_);
+  kind_->notify(watch_, std::move(f));
+}
+
+// -- choice -------------------------------------------------------------------
+
+std::shared_ptr<rank_device> choose_device(const std::string& wanted,
+                                           uint64_t local_rank) {
+  if (wanted == "auto" || wanted == "cpu")
+    return nullptr;
+  auto kind = find_accelerator(wanted);
+  if (!kind)
+    throw config_error(fmt::format(
+      "smp.device = '{}': there is no such device here, only cpu{}{}", wanted,
+      accelerator_names().empty() ? "" : ", ",
+      fmt::join(accelerator_names(), ", ")));
+  auto count = static_cast<uint64_t>(
+    VirtualGuardImpl{kind->type()}.deviceCount());
+  if (count == 0)
+    throw config_error(
+      fmt::format("smp.device = '{}': this machine has none", wanted));
+  return std::make_shared<rank_device>(
+    kind, static_cast<c10::DeviceIndex>(local_rank % count));
+}
+
+} // namespace smp

@@ -1,0 +1,118 @@
+#pragma once
+
+#include "runtime/device/accelerator.hpp"
+#include "transport/device_ops.hpp"
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+class device_copies;
+
+/// A stream of a device, and another one that waits for points in its work to
+/// tell that they are reached: the stream itself must not be held up by that.
+struct device_lane {
+  c10::Stream work;
+  c10::Stream watch;
+};
+
+/// The device on which a rank computes; the host, if it has none. All its
+/// kernels run on one stream, in the order of their launches, whichever thread
+/// launches them: what an execution wrote needs no event to be read by the next
+/// one. Copies from and to the host have streams of their own. Thread-safe.
+class rank_device {
+public:
+  /// The host.
+  rank_device() = default;
+
+  /// A device that others of this process may use as well.
+  rank_device(std::shared_ptr<accelerator> kind, c10::DeviceIndex index);
+
+  ~rank_device();
+
+  rank_device(const rank_device&) = delete;
+  rank_device& operator=(const rank_device&) = delete;
+
+  c10::Device get() const noexcept {
+    return device_;
+  }
+
+  bool on_host() const noexcept {
+    return kind_ == nullptr;
+  }
+
+  /// From now on the calling thread launches on the stream of this rank, as
+  /// its own device. No-op on the host.
+  void enter_thread() const;
+
+  /// The calling thread launches on the default stream again, where all that
+  /// the rank wrote is there. Waits for the device.
+  void leave_thread() const;
+
+  /// @returns the point in the work of the rank after all that the calling
+  /// thread launched, or null on the host
+  std::shared_ptr<device_event> point() const;
+
+  // -- time -------------------------------------------------------------------
+
+  /// An execution begins, or goes on: what it launches from now on counts.
+  void begin_span() const;
+
+  void end_span() const;
+
+  /// @returns how long the device worked in all spans since the last call.
+  /// @pre their ends are reached
+  std::chrono::nanoseconds take_busy() const;
+
+  /// How tensors get from and to this device; null on the host.
+  std::shared_ptr<device_ops> copies() const;
+
+private:
+  std::shared_ptr<accelerator> kind_;
+  c10::Device device_{c10::kCPU};
+  std::optional<device_lane> compute_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::pair<c10::Event, c10::Event>> spans_;
+  std::shared_ptr<device_copies> copies_;
+};
+
+/// A point in the work of a lane.
+class device_point final : public device_event {
+public:
+  /// After all that was launched on `lane` by now.
+  device_point(std::shared_ptr<accelerator> kind, const device_lane& lane);
+
+  void then(std::function<void()> f) override;
+
+  /// From here on `x` waits for this point.
+  void block(c10::Stream x) const {
+    event_.block(x);
+  }
+
+private:
+  std::shared_ptr<accelerator> kind_;
+  c10::Stream watch_;
+  c10::Event event_;
+};
+
+/// Finds the device of a rank.
+/// @param wanted `smp.device`
+/// @param local_rank number of the rank among those of its machine
+/// @returns null: the host
+/// @throws error (config) naming what there is
+std::shared_ptr<rank_device> choose_device(const std::string& wanted,
+                                           uint64_t local_rank);
+
+} // namespace smp

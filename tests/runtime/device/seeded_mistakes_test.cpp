@@ -1,0 +1,191 @@
+// ctest: seconds=20
+#include "tests/support/catch.hpp"
+
+#include "tests/simulated/driver/races.hpp"
+#include "tests/simulated/driver/streams.hpp"
+#include "tests/simulated/mistakes.hpp"
+#include "tests/support/torch/simulated.hpp"
+#include "tests/support/torch/training_step.hpp"
+#include "tests/support/torch/two_ranks.hpp"
+
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+// Each mistake that code for devices makes easily is made here on purpose, and
+// has to show: otherwise the tests of this folder would not see it either.
+
+using namespace smp;
+using namespace smp::test;
+using torch::Tensor;
+using torch::nn::Linear;
+
+namespace {
+
+constexpr int64_t side = 32;
+
+/// Three layers, of which the second is on the last rank, with dropout, so that
+/// tensors of 4 KB and more pass in both directions.
+struct there_and_back_impl : torch::nn::Module {
+  explicit there_and_back_impl(uint64_t ranks) {
+    const auto other = static_cast<uint32_t>(ranks - 1);
+    auto on = [&](uint32_t rank, const char* name) {
+      partition_scope scope{rank};
+      auto result = submodule<Linear>(side, side);
+      register_module(name, result);
+      return result;
+    };
+    first = on(0, "first");
+    far = on(other, "far");
+    {
+      partition_scope scope{other};
+      drop = submodule<torch::nn::Dropout>(0.3);
+      register_module("drop", drop);
+    }
+    last = on(0, "last");
+  }
+
+  Tensor forward(Tensor x) {
+    return last(drop(far(torch::tanh(first(x))))).square().mean();
+  }
+
+  submodule<Linear> first = nullptr, far = nullptr, last = nullptr;
+  submodule<torch::nn::Dropout> drop = nullptr;
+};
+TORCH_MODULE_IMPL(there_and_back, there_and_back_impl);
+
+struct outcome {
+  std::vector<double> losses;
+  std::string race;
+  std::string error;
+};
+
+void train(session& s, outcome& out) {
+  distributed_model model{
+    test::seeded([&] { return there_and_back{s.size()}; })};
+  torch::optim::SGD sgd{model.local_parameters(), 0.1};
+  distributed_optimizer optimizer{sgd};
+  auto train_step = training_step(model);
+  for (int i = 0; i < 4; ++i) {
+    auto x = torch::sin(torch::arange(512 * side * 1.0) * (i + 1))
+               .view({512, side})
+               .to(torch::kFloat);
+    optimizer.zero_grad();
+    auto loss = train_step(x).reduce_mean();
+    if (s.rank() == 0)
+      out.error += s.last_step().ran_again;
+    optimizer.step();
+    if (s.rank() == 0)
+      out.losses.push_back(loss.item<double>());
+  }
+}
+
+virtual_world_options device_world(uint64_t ranks) {
+  virtual_world_options world;
+  world.config.pipeline_parallel_degree = ranks;
+  world.config.microbatches = 8;
+  world.config.active_microbatches = 8;
+  world.config.auto_partition = false;
+  world.config.device = "sim";
+  world.config.threads = 1;
+  return world;
+}
+
+outcome run(uint64_t ranks = 2) {
+  outcome result;
+  sim::changed_options devices{strict_devices(200)};
+  sim::forget_races();
+  try {
+    run_virtual_world(ranks, device_world(ranks),
+                      [&](session& s) { train(s, result); });
+  } catch (const std::exception& e) {
+    result.error += e.what();
+  }
+  if (sim::races_found() > 0)
+    result.race = sim::last_race();
+  return result;
+}
+
+/// @param held keeps the device from beginning before four have started, which
+/// is for ever if there is a bound
+/// @returns how many microbatches the device still worked for, at most, when
+/// another one started
+int most_ahead(bool held) {
+  std::atomic<int> ahead = 0;
+  int result = 0;
+  run_virtual_world(1, device_world(1), [&](session&) {
+    distributed_model model{test::seeded([&] { return there_and_back{1}; })};
+    c10::impl::VirtualGuardImpl guard{c10::kPrivateUse1};
+    auto compute = guard.getStream(sim_device());
+    std::optional<held_stream> hold;
+    int started = 0;
+    auto train_step = step([&](Tensor x) {
+      if (++started == 4)
+        hold.reset();
+      result = std::max(result, ahead.load());
+      auto loss = model(x);
+      model.backward(loss);
+      ++ahead;
+      sim::notify(0, compute.id(), [&ahead] { --ahead; });
+      return loss;
+    });
+    model.partition();
+    if (held)
+      hold.emplace(compute);
+    train_step(torch::ones({8, side}));
+  });
+  return result;
+}
+
+outcome run_with(const char* name) {
+  sim::seed_mistake(name);
+  auto result = run();
+  sim::seed_mistake(nullptr);
+  return result;
+}
+
+/// But for the order in which gradients were added.
+bool same_losses(const outcome& a, const outcome& b) {
+  return std::ranges::equal(a.losses, b.losses, [](double x, double y) {
+    return std::abs(x - y) <= 1e-4 * std::abs(y);
+  });
+}
+
+} // namespace
+
+TEST_CASE("mistakes with devices show in numbers, in races or as errors",
+          "[runtime][device]") {
+  static const auto right = run();
+  REQUIRE(right.error == "");
+  REQUIRE(right.race == "");
+  REQUIRE(right.losses.size() == 4);
+  auto* name = GENERATE("unawaited-arrival", "unawaited-departure",
+                        "unrecorded-stream", "early-reuse", "promise-on-host",
+                        "random-numbers-of-host", "default-stream");
+  auto wrong = run_with(name);
+  INFO(name << ": " << wrong.race << wrong.error);
+  auto differs = !same_losses(wrong, right);
+  CHECK((differs || wrong.race != "" || wrong.error != ""));
+}
+
+TEST_CASE("without a bound executions queue up on the device",
+          "[runtime][device]") {
+  CHECK(most_ahead(false) <= 2);
+  sim::seed_mistake("unbounded-launches");
+  CHECK(most_ahead(true) >= 3);
+  sim::seed_mistake(nullptr);
+}
+
+TEST_CASE("one rank computes on a device what two do", "[runtime][device]") {
+  auto one = run(1);
+  CHECK(one.error == "");
+  CHECK(one.race == "");
+  CHECK(same_losses(one, run()));
+}
