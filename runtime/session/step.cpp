@@ -144,7 +144,7 @@ on_device(const std::vector<at::Tensor>& xs) {
     return std::nullopt;
   std::vector<at::Tensor> result;
   for (auto& x : xs)
-    result.push_back(x.to(device));
+    result.push_back(x.to(device, /*non_blocking=*/true));
   return result;
 }
 

@@ -127,13 +127,13 @@ int most_ahead(bool held) {
     std::optional<held_stream> hold;
     int started = 0;
     auto train_step = step([&](Tensor x) {
+      result = std::max(result, ahead.load());
       if (++started == 4)
         hold.reset();
-      result = std::max(result, ahead.load());
       auto loss = model(x);
-      model.backward(loss);
       ++ahead;
       sim::notify(0, compute.id(), [&ahead] { --ahead; });
+      model.backward(loss);
       return loss;
     });
     model.partition();
