@@ -58,6 +58,8 @@ private:
 
 TEST_CASE("a thread that serves others belongs to no execution",
           "[runtime][R25]") {
+  // Until the network's thread has ended, as that ran actors: CAF waits for it.
+  auto host = std::make_shared<actor_host>();
   loopback_network net{2, {}};
   std::vector<std::shared_ptr<fabric>> fabrics;
   std::vector<std::shared_ptr<looking_fabric>> looking;
@@ -66,18 +68,16 @@ TEST_CASE("a thread that serves others belongs to no execution",
     looking.push_back(std::make_shared<looking_fabric>(std::move(inner)));
     fabrics.push_back(looking.back());
   }
-  run_virtual_world(fabrics, std::make_shared<actor_host>(),
-                    manual_world(2, 2).config, [](session&) {
-                      distributed_model model{seeded([] {
-                        return caller{
-                          [](auto& self, Tensor x) { return x * self.weight; },
-                          [](auto& self, Tensor x) { return self.there(x); }};
-                      })};
-                      step([&](Tensor x) {
-                        at::NoGradGuard no_grad;
-                        return model(x);
-                      })(torch::ones({2, 3}));
-                    });
+  run_virtual_world(fabrics, host, manual_world(2, 2).config, [](session&) {
+    distributed_model model{seeded([] {
+      return caller{[](auto& self, Tensor x) { return x * self.weight; },
+                    [](auto& self, Tensor x) { return self.there(x); }};
+    })};
+    step([&](Tensor x) {
+      at::NoGradGuard no_grad;
+      return model(x);
+    })(torch::ones({2, 3}));
+  });
   for (auto& x : looking) {
     CHECK(x->looks > 0);
     CHECK(x->left == 0);

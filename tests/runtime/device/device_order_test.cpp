@@ -1,6 +1,7 @@
 // ctest: seconds=20
 #include "tests/support/catch.hpp"
 
+#include "tests/simulated/driver/host_waits.hpp"
 #include "tests/simulated/driver/races.hpp"
 #include "tests/simulated/driver/streams.hpp"
 #include "tests/simulated/mistakes.hpp"
@@ -181,6 +182,30 @@ TEST_CASE("without a bound executions queue up on the device",
   sim::seed_mistake("unbounded-launches");
   CHECK(most_ahead(true) >= 3);
   sim::seed_mistake(nullptr);
+}
+
+TEST_CASE("the host waits for no device within a step", "[runtime][device]") {
+  auto fast = GENERATE(std::optional<bool>{}, std::optional{false});
+  auto world = device_world(2);
+  world.config.fast_mode = fast;
+  sim::host_wait_counts waits;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{
+      test::seeded([&] { return there_and_back{s.size()}; })};
+    auto train_step = training_step(model);
+    // What calls return, and the sizes of what operators return, is learnt.
+    for (int i = 0; i < 4; ++i) {
+      // All ranks are done with the last step.
+      barrier();
+      sim::reset_host_waits();
+      barrier();
+      train_step(torch::ones({512, side}));
+    }
+    if (s.rank() == 0)
+      waits = sim::host_waits();
+  });
+  CAPTURE(waits.by_name, waits.last);
+  CHECK(waits.number == 0);
 }
 
 TEST_CASE("one rank computes on a device what two do", "[runtime][device]") {
