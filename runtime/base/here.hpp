@@ -2,6 +2,8 @@
 
 #include "transport/error.hpp"
 
+#include <c10/core/Device.h>
+
 #include <array>
 #include <cstddef>
 #include <vector>
@@ -22,6 +24,8 @@ inline constexpr size_t num_interceptors = 8;
 /// whole.
 struct here {
   const rank_context* rank = nullptr;
+  /// Where that rank computes.
+  c10::Device device{c10::kCPU};
   running_call* call = nullptr;
   /// Where the running module is shown.
   call_slot* slot = nullptr;

@@ -188,10 +188,7 @@ public:
   static const rank_context* current() noexcept;
 
   /// @returns the device of the calling thread's rank; the host without one.
-  static c10::Device current_device() noexcept {
-    auto* rank = current();
-    return rank ? rank->device() : c10::Device{c10::kCPU};
-  }
+  static c10::Device current_device() noexcept;
 
   /// @returns the model of the calling thread's rank, or null.
   static std::shared_ptr<model_context> current_model() noexcept;

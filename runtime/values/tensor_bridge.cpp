@@ -93,9 +93,13 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
   // In host memory, but of a device that this rank does not have.
   auto where = x.home == device_ref{} ? x.device : x.home;
   auto type = static_cast<c10::DeviceType>(where.type);
-  if (x.home != device_ref{}
-      || (type != c10::kCPU && !c10::impl::hasDeviceGuardImpl(type)))
+  auto known = type == c10::kCPU || c10::impl::hasDeviceGuardImpl(type);
+  if (!known)
     refuse("a tensor on device type " + std::to_string(where.type));
+  if (x.home != device_ref{})
+    throw error{error_code::user_code,
+                "no room on the device for a received tensor of "
+                  + std::to_string(x.nbytes) + " bytes"};
   auto dtype = static_cast<c10::ScalarType>(x.dtype);
   uint64_t bytes = x.dtype < c10::NumScalarTypes ? element_size(dtype)
                                                  : uint64_t{0};

@@ -1,7 +1,10 @@
 #include "runtime/verify/reference.hpp"
 
+#include "runtime/base/here.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/checkpoint/weight_files.hpp"
 #include "runtime/checkpoint/weight_names.hpp"
+#include "runtime/device/moved_tensors.hpp"
 #include "runtime/optimizer/gradient_norm.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/optimizers.hpp"
@@ -31,12 +34,14 @@ namespace {
 /// numbers even where nothing is dropped (docs/torchscript.md).
 class apart {
 public:
-  apart()
+  /// @param device where it draws random numbers
+  explicit apart(at::Device device)
     : session_(session::current_or_null()),
       observer_(call_observer::current()),
       generator_(at::globalContext().defaultGenerator(at::kCPU)),
       numbers_(generator_.get_state()) {
     session::set_current(nullptr);
+    here::of_thread().device = device;
   }
 
   ~apart() {
@@ -99,16 +104,28 @@ void cast_to_half(const named_tensors& xs, const train_config& config) {
       at::Tensor{x}.set_data(x.to(computed_in(config)));
 }
 
+batch on(at::Device device, batch x) {
+  for (auto& tensor : x)
+    tensor = tensor.to(device);
+  return x;
+}
+
 /// A model with its tensors, module paths and observers.
 struct known_model {
-  known_model(std::unique_ptr<trainable> x, const train_config& config)
+  known_model(std::unique_ptr<trainable> x, const train_config& config,
+              at::Device device)
     : model(std::move(x)),
       parameters(model->named_parameters()),
       buffers(model->named_buffers()),
       numbers(model->module_paths()) {
     model->train(true);
-    for (auto* xs : {&parameters, &buffers})
+    std::vector<at::Tensor> all;
+    for (auto* xs : {&parameters, &buffers}) {
       cast_to_half(*xs, config);
+      for (auto& [name, tensor] : *xs)
+        all.push_back(tensor);
+    }
+    move_in_place(std::move(all), device);
   }
 
   void load(const std::map<std::string, at::Tensor>& from) {
@@ -144,16 +161,18 @@ struct known_model {
 } // namespace
 
 struct reference_run::state {
-  explicit state(const train_config& x, const train_job& job) : config(x) {
-    apart here;
+  explicit state(const train_config& x, const train_job& job)
+    : config(x), device(rank_context::current_device()) {
+    apart apart_from_ranks{device};
     auto first = job.make_model();
     auto same_code = first->make_observable();
-    auto& observed = (same_code ? model : witness).emplace(std::move(first), x);
+    auto& observed = (same_code ? model : witness)
+                       .emplace(std::move(first), x, device);
     observed.paths = observed.model->module_paths();
     if (!same_code) {
       auto second = job.make_model();
       second->mark_calls();
-      model.emplace(std::move(second), x);
+      model.emplace(std::move(second), x, device);
     }
     data = job.make_data();
     for (auto& [name, p] : model->parameters)
@@ -199,6 +218,8 @@ struct reference_run::state {
   }
 
   const train_config& config;
+  /// That of the ranks.
+  at::Device device;
   std::optional<known_model> model;
   /// The same model, changed so that its calls can be observed, where those of
   /// `model` cannot: it tells in which module a difference begins, while the
@@ -227,7 +248,7 @@ std::vector<std::string> reference_run::names() const {
 }
 
 void reference_run::begin_from(const std::vector<tensor_names>& names) {
-  apart here;
+  apart here{state_->device};
   std::map<std::string, std::string> first;
   std::set<std::string> known;
   for (auto& x : names)
@@ -245,19 +266,19 @@ void reference_run::begin_from(const std::vector<tensor_names>& names) {
 }
 
 void reference_run::load(const std::map<std::string, at::Tensor>& from) {
-  apart here;
+  apart here{state_->device};
   state_->load(from);
 }
 
 step_evidence reference_run::run(const moment& x) {
-  apart here;
+  apart here{state_->device};
   auto& s = *state_;
   step_evidence result;
   s.model->drop_gradients();
   auto whole = s.data->training_batch(x.number - 1, {x.data_rank, x.replicas});
   const auto n = s.config.smp.microbatches;
   for (uint64_t m = 0; m < n; ++m) {
-    auto inputs = part_of(whole, {m, n});
+    auto inputs = on(s.device, part_of(whole, {m, n}));
     result.loss += s.pass(*s.model, inputs, m, x) / static_cast<double>(n);
     if (s.witness)
       s.pass(*s.witness, inputs, m, x);
@@ -275,7 +296,7 @@ step_evidence reference_run::run(const moment& x) {
 }
 
 double reference_run::evaluate(const moment& x) {
-  apart here;
+  apart here{state_->device};
   at::NoGradGuard no_grad;
   auto& s = *state_;
   auto& m = *s.model;
@@ -287,7 +308,7 @@ double reference_run::evaluate(const moment& x) {
     m.numbers.start(microbatch_seed(s.config.smp.seed, x.drawn, x.data_rank, i),
                     nullptr);
     call_observer::set_current(&m.numbers);
-    sum += m.model->loss(part_of(whole, {i, n})).item<double>();
+    sum += m.model->loss(on(s.device, part_of(whole, {i, n}))).item<double>();
     call_observer::set_current(nullptr);
     m.numbers.finish();
   }
@@ -298,7 +319,7 @@ double reference_run::evaluate(const moment& x) {
 void reference_run::update(const moment& x,
                            const std::map<std::string, at::Tensor>& gradients,
                            step_evidence& result) {
-  apart here;
+  apart here{state_->device};
   auto& s = *state_;
   double squares = 0;
   for (auto& [name, g] : gradients)

@@ -20,7 +20,7 @@ std::string shape_text(const at::Tensor& x) {
 
 /// Numbers of any type as doubles; complex ones become pairs.
 at::Tensor numbers_of(const at::Tensor& x) {
-  auto y = x.detach();
+  auto y = x.detach().to(at::kCPU);
   if (!y.is_complex())
     return y.to(at::kDouble).contiguous();
   return at::view_as_real(y.resolve_conj().to(at::kComplexDouble)).contiguous();
