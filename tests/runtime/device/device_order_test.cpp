@@ -25,6 +25,7 @@
 
 using namespace smp;
 using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
 using torch::Tensor;
 using torch::nn::Linear;
 
@@ -101,17 +102,26 @@ virtual_world_options device_world(uint64_t ranks) {
 
 outcome run(uint64_t ranks = 2) {
   outcome result;
-  sim::changed_options devices{strict_devices(200)};
-  sim::forget_races();
+  checked_devices devices{200};
   try {
     run_virtual_world(ranks, device_world(ranks),
                       [&](session& s) { train(s, result); });
   } catch (const std::exception& e) {
     result.error += e.what();
   }
-  if (sim::races_found() > 0)
-    result.race = sim::last_race();
+  result.race = devices.race();
   return result;
+}
+
+/// @returns the mean loss of a step, or why it failed
+template <class Step>
+std::pair<double, std::string> train_once(Step& train_step, const Tensor& x,
+                                          bool) {
+  try {
+    return {train_step(x).reduce_mean().template item<double>(), ""};
+  } catch (const error& e) {
+    return {0, e.what()};
+  }
 }
 
 /// @param held keeps the device from beginning before four have started, which
@@ -206,6 +216,41 @@ TEST_CASE("the host waits for no device within a step", "[runtime][device]") {
   });
   CAPTURE(waits.by_name, waits.last);
   CHECK(waits.number == 0);
+}
+
+TEST_CASE("after a step that failed on a device the next one is right",
+          "[runtime][device]") {
+  checked_devices devices;
+  std::vector<double> losses;
+  std::string why;
+  run_virtual_world(2, device_world(2), [&](session& s) {
+    distributed_model model{
+      test::seeded([&] { return there_and_back{s.size()}; })};
+    auto fails = true;
+    int microbatch = 0;
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x);
+      if (fails && ++microbatch % 8 == 4) // also when it runs again
+        throw std::runtime_error{"on purpose"};
+      model.backward(loss);
+      return loss;
+    });
+    auto x = torch::ones({512, side});
+    model.eval(); // without dropout, all microbatches have the same loss
+    auto right = train_once(train_step, x, fails = false);
+    for (auto& p : model.local_parameters())
+      p.mutable_grad() = Tensor{};
+    auto error = train_once(train_step, x, fails = true);
+    auto again = train_once(train_step, x, fails = false);
+    if (s.rank() != 0)
+      return;
+    why = error.second;
+    losses = {right.first, again.first};
+  });
+  CHECK_THAT(why, ContainsSubstring("on purpose"));
+  REQUIRE(losses.size() == 2);
+  CHECK(losses[0] == losses[1]);
+  CHECK(devices.race() == "");
 }
 
 TEST_CASE("one rank computes on a device what two do", "[runtime][device]") {

@@ -1,7 +1,6 @@
 // ctest: seconds=40
 #include "tests/support/catch.hpp"
 
-#include "tests/simulated/driver/races.hpp"
 #include "tests/support/torch/models.hpp"
 #include "tests/support/torch/simulated.hpp"
 #include "tests/support/torch/small_models.hpp"
@@ -75,19 +74,6 @@ model_options on_devices(uint64_t ranks, bool fast) {
     result.fast = std::nullopt;
   return result;
 }
-
-/// The devices of a test, and what the checker found there.
-struct checked_devices {
-  checked_devices() {
-    sim::forget_races();
-  }
-
-  static std::string race() {
-    return sim::races_found() > 0 ? sim::last_race() : "";
-  }
-
-  sim::changed_options options{strict_devices()};
-};
 
 /// But for the order in which gradients were added.
 bool same_losses(const model_step& x, const model_step& y) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tests/simulated/driver/options.hpp"
+#include "tests/simulated/driver/races.hpp"
 #include "tests/simulated/driver/streams.hpp"
 
 #include <c10/core/Device.h>
@@ -8,6 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <future>
+#include <string>
 
 // For tests that link smp_simulated_device (tests/simulated).
 
@@ -30,6 +32,23 @@ inline sim::options strict_devices(int delay_us = 50) {
   result.check = true;
   return result;
 }
+
+/// Strict devices of a scope, and what the checker found meanwhile.
+class checked_devices {
+public:
+  explicit checked_devices(int delay_us = 50)
+    : options_(strict_devices(delay_us)) {
+    sim::forget_races();
+  }
+
+  /// @returns the last one; empty if there is none
+  std::string race() const {
+    return sim::races_found() > 0 ? sim::last_race() : "";
+  }
+
+private:
+  sim::changed_options options_;
+};
 
 /// Keeps a stream from going on: what is given to it has not happened.
 class held_stream {
