@@ -5,10 +5,12 @@
 #include "runtime/checkpoint/checkpoint.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <span>
 #include <utility>
 
 namespace smp::app {
@@ -18,6 +20,16 @@ namespace {
 constexpr const char* header
   = "       step     loss         lr   grad norm {:>10}   step time   bubble  "
     "    ETA";
+
+/// @returns "cuda:0, cuda:1 by rank"; empty on the host
+std::string devices_text(const std::vector<std::string>& devices) {
+  constexpr size_t most = 8;
+  if (devices.empty() || devices.front() == "cpu")
+    return {};
+  auto shown = std::span{devices}.first(std::min(most, devices.size()));
+  return fmt::format("{}{} by rank", fmt::join(shown, ", "),
+                     devices.size() > most ? ", ..." : "");
+}
 
 /// Label and text in columns.
 void item(const char* label, const std::string& text) {
@@ -69,6 +81,8 @@ void console::on_start(const train_start& x) {
   }
   item("model", fmt::format("{}, {} parameters", config_.model.type,
                             with_commas(x.parameters)));
+  if (auto text = devices_text(x.devices); !text.empty())
+    item("device", text);
   if (!x.precision.empty())
     item("precision", x.precision);
   if (!x.resumed_from.empty())
@@ -208,6 +222,11 @@ void console::end(const train_summary& x, const std::string& run_dir) {
     item(
       rank == 0 ? "memory" : "",
       fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]), rank));
+  for (size_t rank = 0; rank < x.device_memory.size(); ++rank)
+    item(rank == 0 ? "device" : "",
+         fmt::format("{} peak of {} on rank {}",
+                     bytes_text(x.device_memory[rank].first),
+                     bytes_text(x.device_memory[rank].second), rank));
   end_with_files(x, run_dir);
   if (x.sample.empty())
     return;

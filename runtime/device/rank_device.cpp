@@ -3,6 +3,7 @@
 #include "runtime/device/device_copies.hpp"
 #include "transport/error.hpp"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -85,6 +86,16 @@ std::chrono::nanoseconds rank_device::take_busy() const {
       result += std::chrono::duration<double, std::milli>{
         begin.elapsedTime(end)};
   return std::chrono::duration_cast<std::chrono::nanoseconds>(result);
+}
+
+rank_device::memory rank_device::look_at_memory() const {
+  if (on_host())
+    return {};
+  auto* allocator = c10::getDeviceAllocator(device_.type());
+  auto bytes = allocator->getDeviceStats(device_.index()).allocated_bytes[0];
+  return {static_cast<uint64_t>(bytes.current),
+          static_cast<uint64_t>(bytes.peak),
+          allocator->getMemoryInfo(device_.index()).second};
 }
 
 std::shared_ptr<device_ops> rank_device::copies() const {

@@ -76,6 +76,15 @@ public:
   /// @pre their ends are reached
   std::chrono::nanoseconds take_busy() const;
 
+  /// In bytes; of all ranks of this process that compute there.
+  struct memory {
+    uint64_t used = 0;
+    uint64_t peak = 0;
+    uint64_t total = 0;
+  };
+
+  memory look_at_memory() const;
+
   /// How tensors get from and to this device; null on the host.
   std::shared_ptr<device_ops> copies() const;
 

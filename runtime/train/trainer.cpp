@@ -6,6 +6,7 @@
 #include "runtime/checkpoint/saved_model.hpp"
 #include "runtime/data/data_agreement.hpp"
 #include "runtime/deferred/delay_param_initialization.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/placement/module_times.hpp"
 #include "runtime/session/distributed_model.hpp"
@@ -154,6 +155,10 @@ public:
       summary_.bubble_ratio = 1 - executing_seconds_ / pipeline_seconds_;
     for (auto x : allgather(peak_memory()))
       summary_.peak_memory.push_back(static_cast<uint64_t>(x));
+    if (auto* launches = session_.internals().launches()) {
+      auto memory = launches->look_at_memory();
+      summary_.device_memory = allgather(std::pair{memory.peak, memory.total});
+    }
     return std::move(summary_);
   }
 
@@ -184,7 +189,8 @@ private:
          .steps_done = summary_.steps_before,
          .changes = checkpoints_->changes(),
          .needs = needs(),
-         .precision = remark_on_half_precision(computed_in(config_))});
+         .precision = remark_on_half_precision(computed_in(config_)),
+         .devices = allgather(session_.internals().device().str())});
       listener_.on_model(*model_, optimizer_);
     });
   }
