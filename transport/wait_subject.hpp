@@ -17,6 +17,7 @@ struct wait_subject {
     exchange,
     collective,
     module, // the answer to a call
+    device, // the work that this rank launched
   };
 
   kind what = kind::other;
@@ -29,7 +30,7 @@ struct wait_subject {
 };
 
 constexpr wait_subject::kind last_of(wait_subject::kind) noexcept {
-  return wait_subject::kind::module;
+  return wait_subject::kind::device;
 }
 
 } // namespace smp

@@ -246,6 +246,15 @@ void rank_board::lost(context_id ctx) {
   contexts_.erase(ctx);
 }
 
+void rank_board::device_works(uint64_t executions) {
+  note();
+  std::lock_guard guard{mutex_};
+  // What is done was the oldest.
+  if (launched_ == 0 || executions < launched_)
+    launched_since_ = clock::now();
+  launched_ = executions;
+}
+
 // -- readers ------------------------------------------------------------------
 
 void rank_board::sample() {
@@ -290,6 +299,11 @@ rank_view rank_board::view() {
     main.waits_for = std::move(why.what);
     main.subject = std::move(why.subject);
     main.from = why.from.value_or(no_rank);
+    if (main.subject.what == wait_subject::kind::device) {
+      main.executes = true;
+      main.what = std::exchange(main.waits_for, {});
+      main.brief = std::exchange(main.awaits, {});
+    }
   }
   main.seconds = seconds_since(main_since_);
   result.activities.push_back(std::move(main));
@@ -297,6 +311,16 @@ rank_view rank_board::view() {
     if (auto executes = executing_ == ctx;
         executes || x.look().state != context_state::idle)
       result.activities.push_back(describe(x, executes));
+  if (launched_ > 0) {
+    activity device;
+    device.who = activity::kind::device;
+    device.executes = true;
+    device.what = "what " + std::to_string(launched_) + " execution"
+                  + (launched_ == 1 ? "" : "s") + " launched on its device";
+    device.brief = "device";
+    device.seconds = seconds_since(launched_since_);
+    result.activities.push_back(std::move(device));
+  }
   for (size_t i = 0; i < sent_.size(); ++i)
     if (sent_[i] > 0 || taken_[i] > 0)
       result.peers.push_back({rank_id{i}, sent_[i], taken_[i], 0});

@@ -76,6 +76,9 @@ public:
   /// The context died.
   void lost(context_id ctx);
 
+  /// The device still works for so many executions that returned the token.
+  void device_works(uint64_t executions);
+
   // -- messages ---------------------------------------------------------------
 
   void sent(rank_id to) noexcept {
@@ -155,7 +158,9 @@ private:
   std::function<std::string(module_id)> names_;
   std::map<context_id, context_entry> contexts_;
   std::optional<context_id> executing_; // holder of the token
-  completion_ptr main_wait_;            // null: it executes
+  uint64_t launched_ = 0;               // executions that the device works for
+  clock::time_point launched_since_;
+  completion_ptr main_wait_; // null: it executes
   wait_reason main_reason_;
   bool main_ends_step_ = false;
   clock::time_point main_since_ = clock::now();

@@ -19,6 +19,7 @@ struct activity {
     context,  // a WORKER CONTEXT that serves a request
     queued,   // a request that has no context yet
     schedule, // an actor that others wait for, such as the user's schedule
+    device,   // what executions launched, after they returned their token
   };
 
   kind who = kind::main;
@@ -47,7 +48,7 @@ struct activity {
 };
 
 constexpr activity::kind last_of(activity::kind) noexcept {
-  return activity::kind::schedule;
+  return activity::kind::device;
 }
 
 /// Number of messages to and from one other rank since the session began.

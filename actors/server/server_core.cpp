@@ -255,6 +255,7 @@ void server_core::token_granted() {
 
 void server_core::reached() {
   --launched_;
+  options_.board.device_works(num_launched());
   pump();
 }
 
@@ -517,8 +518,10 @@ void server_core::free_token(context_id ctx) {
   if (executing_ != ctx)
     return;
   executing_.reset();
-  if (options_.launch_ahead > 0)
+  if (options_.launch_ahead > 0) {
     ++launched_;
+    options_.board.device_works(num_launched());
+  }
   // Released even if more is ready: other ranks of the process take turns.
   hold_ = hold::none;
   options_.token->release(seat_);

@@ -198,6 +198,10 @@ std::string wait_graph::missing(const node& x, rank_id other) const {
         sent - taken, sent, from.value, to.value);
   };
   lost(x.rank, other);
+  // Messages leave when the device has computed them.
+  for (auto& y : nodes_)
+    if (y.rank == x.rank && y.what.who == kind::device)
+      result += "; " + describe(y);
   lost(other, x.rank);
   return result;
 }

@@ -342,8 +342,11 @@ namespace {
 uint64_t await_device(const rank_device& x, step_id step) {
   auto done = std::make_shared<completion>();
   x.point()->then([done] { done->set(); });
-  waiter::current().wait(
-    done, {"the device to end step " + std::to_string(step.value), no_rank});
+  waiter::current().wait(done,
+                         {.what = "what step " + std::to_string(step.value)
+                                  + " launched on its device",
+                          .from = std::nullopt,
+                          .subject = {.what = wait_subject::kind::device}});
   return static_cast<uint64_t>(x.take_busy().count());
 }
 

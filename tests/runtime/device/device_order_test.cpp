@@ -1,6 +1,7 @@
 // ctest: seconds=20
 #include "tests/support/catch.hpp"
 
+#include "runtime/session/stalls.hpp"
 #include "tests/simulated/driver/host_waits.hpp"
 #include "tests/simulated/driver/races.hpp"
 #include "tests/simulated/driver/streams.hpp"
@@ -251,6 +252,30 @@ TEST_CASE("after a step that failed on a device the next one is right",
   REQUIRE(losses.size() == 2);
   CHECK(losses[0] == losses[1]);
   CHECK(devices.race() == "");
+}
+
+TEST_CASE("who waits for a device that stands still says so",
+          "[runtime][device]") {
+  auto world = device_world(2);
+  world.config.stall_timeout = 0.5;
+  std::string told;
+  std::optional<held_stream> hold;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{
+      test::seeded([&] { return there_and_back{s.size()}; })};
+    auto train_step = training_step(model);
+    model.partition();
+    if (s.rank() == 0) {
+      c10::impl::VirtualGuardImpl guard{c10::kPrivateUse1};
+      hold.emplace(guard.getStream(sim_device()));
+      on_stall(s, [&](const std::string& text, bool) {
+        told = text;
+        hold.reset();
+      });
+    }
+    train_step(torch::ones({512, side}));
+  });
+  CHECK_THAT(told, ContainsSubstring("device"));
 }
 
 TEST_CASE("one rank computes on a device what two do", "[runtime][device]") {
