@@ -36,6 +36,18 @@ void item(const char* label, const std::string& text) {
   print_stderr("  {:<10}{}\n", label, text);
 }
 
+void show_memory(const train_summary& x) {
+  for (size_t rank = 0; rank < x.peak_memory.size(); ++rank)
+    item(
+      rank == 0 ? "memory" : "",
+      fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]), rank));
+  for (size_t rank = 0; rank < x.device_memory.size(); ++rank)
+    item(rank == 0 ? "device" : "",
+         fmt::format("{} peak of {} on rank {}",
+                     bytes_text(x.device_memory[rank].first),
+                     bytes_text(x.device_memory[rank].second), rank));
+}
+
 } // namespace
 
 console::console(const train_config& config, options x)
@@ -218,15 +230,7 @@ void console::end(const train_summary& x, const std::string& run_dir) {
                      x.checkpoints, duration_text(x.checkpoint_seconds),
                      100 * x.checkpoint_seconds
                        / (x.seconds + x.checkpoint_seconds)));
-  for (size_t rank = 0; rank < x.peak_memory.size(); ++rank)
-    item(
-      rank == 0 ? "memory" : "",
-      fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]), rank));
-  for (size_t rank = 0; rank < x.device_memory.size(); ++rank)
-    item(rank == 0 ? "device" : "",
-         fmt::format("{} peak of {} on rank {}",
-                     bytes_text(x.device_memory[rank].first),
-                     bytes_text(x.device_memory[rank].second), rank));
+  show_memory(x);
   end_with_files(x, run_dir);
   if (x.sample.empty())
     return;
