@@ -61,6 +61,7 @@ void deferred_impl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& x) {
   forget();
   TensorImpl::shallow_copy_from(x);
   key_set_ = keys;
+  _change_backend_component_keys(x->device()); // the partition moves parameters
 }
 
 c10::intrusive_ptr<deferred_impl>

@@ -80,13 +80,15 @@ torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k,
 
 torch::Tensor padding_bias(const torch::Tensor& mask) {
   auto hidden = mask.to(torch::kBool).logical_not().unsqueeze(1).unsqueeze(1);
-  return torch::zeros(hidden.sizes())
+  return torch::zeros(hidden.sizes(),
+                      torch::TensorOptions{}.device(hidden.device()))
     .masked_fill(hidden, std::numeric_limits<float>::lowest());
 }
 
-torch::Tensor causal_bias(int64_t tokens) {
+torch::Tensor causal_bias(int64_t tokens, torch::Device device) {
   return torch::full({1, 1, tokens, tokens},
-                     std::numeric_limits<float>::lowest())
+                     std::numeric_limits<float>::lowest(),
+                     torch::TensorOptions{}.device(device))
     .triu(1);
 }
 

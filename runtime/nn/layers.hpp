@@ -82,7 +82,7 @@ torch::Tensor padding_bias(const torch::Tensor& mask);
 
 /// What `attend` adds so that a token sees no later one.
 /// @returns [1, 1, T, T] float32
-torch::Tensor causal_bias(int64_t tokens);
+torch::Tensor causal_bias(int64_t tokens, torch::Device device = torch::kCPU);
 
 // -- loss ---------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ torch::Tensor weighted(const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v, torch::Tensor mask,
                        bool is_causal, std::optional<double> scale, double p) {
   if (is_causal && (mask.defined() || p > 0)) {
-    mask = both_masks(causal_mask(q.size(2)), mask);
+    mask = both_masks(causal_mask(q.size(2), q.device()), mask);
     is_causal = false;
   }
   if (p == 0)
@@ -420,7 +420,7 @@ torch::Tensor distributed_transformer_lm_head_impl::run(
   layer_states states{dropout(h)};
   auto bias = [&](const torch::Tensor& mask, const torch::Tensor& of) {
     return padding_bias(
-      mask.defined() ? mask : torch::ones({1, of.size(1)}, torch::kLong));
+      mask.defined() ? mask : torch::ones({1, of.size(1)}, tokens.options()));
   };
   if (attention_mask.defined() || arguments.add_cross_attention)
     states.push_back(bias(attention_mask, tokens));

@@ -220,7 +220,7 @@ void set_state(optim::Optimizer& x, const at::Tensor& parameter,
       if (i == fields.end())
         return;
       if constexpr (is_tensor<std::remove_reference_t<decltype(value)>>)
-        value = i->second;
+        value = i->second.to(parameter.device());
       else
         value = *i->second.template const_data_ptr<int64_t>();
     });

@@ -42,7 +42,7 @@ at::Tensor weight_average::of(const at::Tensor& weight) const {
 void weight_average::load(const at::Tensor& weight, const at::Tensor& average) {
   for (auto& x : entries_)
     if (x.weight.is_same(weight))
-      x.average = average;
+      x.average = average.to(weight.device());
 }
 
 } // namespace smp

@@ -66,14 +66,22 @@ void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
   }
 }
 
-/// Allocates sums that were a single number until now (`make_optimizer`).
+/// Brings the sums of Adagrad to the device of the parameters, and allocates
+/// those that were a single number until now (`make_optimizer`).
 void unfold_sums(torch::optim::Optimizer& x) {
-  for (auto& [of, state] : x.state()) {
-    auto* sums = dynamic_cast<torch::optim::AdagradParamState*>(state.get());
-    if (sums && sums->sum().defined()
-        && sums->sum().storage().nbytes() < sums->sum().nbytes())
-      sums->sum(sums->sum().contiguous());
-  }
+  for (auto& group : x.param_groups())
+    for (auto& p : group.params()) {
+      auto found = x.state().find(p.unsafeGetTensorImpl());
+      auto* sums = found == x.state().end()
+                     ? nullptr
+                     : dynamic_cast<torch::optim::AdagradParamState*>(
+                       found->second.get());
+      if (sums == nullptr || !sums->sum().defined())
+        continue;
+      sums->sum(sums->sum().to(p.device()));
+      if (sums->sum().storage().nbytes() < sums->sum().nbytes())
+        sums->sum(sums->sum().contiguous());
+    }
 }
 
 /// Tells whether gradients are sharded over replicas. All ranks must agree, so

@@ -14,8 +14,9 @@
 namespace smp::nn {
 
 /// @returns [tokens, tokens] bool: a token sees itself and those before it
-inline at::Tensor causal_mask(int64_t tokens) {
-  return at::ones({tokens, tokens}, at::kBool).tril();
+inline at::Tensor causal_mask(int64_t tokens, at::Device device) {
+  return at::ones({tokens, tokens}, at::TensorOptions{at::kBool}.device(device))
+    .tril();
 }
 
 /// @param most limit of tokens; 0: any number

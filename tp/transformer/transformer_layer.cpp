@@ -371,7 +371,7 @@ private:
     auto learns = mask.defined() && mask.requires_grad();
     auto banded = parts.of_itself && o.window > 0 && o.window < tokens;
     if (banded || (causal && (mask.defined() || p > 0))) {
-      auto band = causal_mask(tokens);
+      auto band = causal_mask(tokens, q.device());
       mask = both_masks(banded ? band.triu(1 - o.window) : band, mask);
       causal = false;
     }

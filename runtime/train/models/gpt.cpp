@@ -19,8 +19,11 @@ namespace smp {
 namespace {
 
 /// @returns [T, T] bool: a token sees the last `window` ones, itself included
-torch::Tensor band(int64_t tokens, int64_t window) {
-  return torch::ones({tokens, tokens}, torch::kBool).tril().triu(1 - window);
+torch::Tensor band(int64_t tokens, int64_t window, torch::Device device) {
+  return torch::ones({tokens, tokens},
+                     torch::TensorOptions{torch::kBool}.device(device))
+    .tril()
+    .triu(1 - window);
 }
 
 /// What tensor-parallel ranks need to share a block as a whole.
@@ -77,7 +80,7 @@ torch::Tensor gpt_attention_impl::forward(torch::Tensor x) {
   const bool banded = window > 0 && window < t;
   auto y = torch::scaled_dot_product_attention(
     part(0), part(1), part(2),
-    banded ? std::optional{band(t, window)} : std::nullopt,
+    banded ? std::optional{band(t, window, x.device())} : std::nullopt,
     is_training() ? dropout : 0.0, /*is_causal=*/!banded);
   return resid_dropout(c_proj(merge_heads(y)));
 }

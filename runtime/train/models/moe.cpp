@@ -45,17 +45,18 @@ moe_mlp_impl::forward(torch::Tensor x) {
   auto probabilities = router(tokens);
   auto [chosen, index] = probabilities.max(-1);
   auto result = torch::zeros_like(tokens);
-  std::vector<torch::Tensor> shares;
+  std::vector<double> shares;
   for (size_t i = 0; i < by_index.size(); ++i) {
     auto mine = index.eq(static_cast<int64_t>(i)).nonzero().squeeze(1);
-    shares.push_back(torch::scalar_tensor(
-      static_cast<double>(mine.numel()) / static_cast<double>(index.numel())));
+    shares.push_back(static_cast<double>(mine.numel())
+                     / static_cast<double>(index.numel()));
     if (mine.numel() > 0)
       result = result.index_copy(0, mine,
                                  by_index[i](tokens.index_select(0, mine)));
   }
   // Shares have no gradient: that of the probabilities balances the experts.
-  auto imbalance = (torch::stack(shares) * probabilities.mean(0)).sum()
+  auto of_all = torch::tensor(shares, torch::kFloat).to(x.device());
+  auto imbalance = (of_all * probabilities.mean(0)).sum()
                    * static_cast<double>(by_index.size());
   return {(chosen.unsqueeze(-1) * result).view(x.sizes()), imbalance};
 }
@@ -86,8 +87,8 @@ moe_block_impl::forward(std::tuple<torch::Tensor, torch::Tensor> input) {
 std::tuple<torch::Tensor, torch::Tensor>
 moe_transformer_impl::forward(torch::Tensor tokens) {
   using states = std::tuple<torch::Tensor, torch::Tensor>;
-  auto [y, imbalance] = h->forward<states>(
-    states{embedded(tokens), torch::scalar_tensor(0.0)});
+  auto none = torch::zeros({}, torch::TensorOptions{}.device(tokens.device()));
+  auto [y, imbalance] = h->forward<states>(states{embedded(tokens), none});
   return {ln_f(y), imbalance / static_cast<double>(h->size())};
 }
 

@@ -33,7 +33,7 @@ std::string name_of_expert(int64_t i) {
 
 /// [T, here] -> their sums by rank
 std::vector<int64_t> sums_of(const torch::Tensor& x) {
-  auto sums = x.sum(1).contiguous();
+  auto sums = x.sum(1).to(torch::kCPU).contiguous();
   return {sums.data_ptr<int64_t>(), sums.data_ptr<int64_t>() + sums.numel()};
 }
 
@@ -88,7 +88,7 @@ private:
                             const torch::Tensor& loads) const {
     if (x.size(0) == 0)
       return x; // in backward this rank still exchanges
-    auto of = torch::arange(here_)
+    auto of = torch::arange(here_, loads.options())
                 .repeat({loads.size(0)})
                 .repeat_interleave(loads.flatten());
     auto result = torch::zeros_like(x);

@@ -57,8 +57,10 @@ torch::Tensor buckets(torch::Tensor distance, const model_sizes& x,
 }
 
 /// @returns [T, T] int64: the buckets of all pairs of positions
-torch::Tensor buckets_of(int64_t tokens, const model_sizes& x, bool decoder) {
-  auto positions = torch::arange(tokens, torch::kLong);
+torch::Tensor buckets_of(int64_t tokens, const model_sizes& x, bool decoder,
+                         torch::Device device) {
+  auto positions = torch::arange(
+    tokens, torch::TensorOptions{torch::kLong}.device(device));
   return buckets(positions.unsqueeze(0) - positions.unsqueeze(1), x, decoder);
 }
 
@@ -88,12 +90,13 @@ transformer_layer_options options_of_t5_block(const t5_block_impl& x) {
   result.attention_dropout = {inner, p};
   result.attention_output_dropout = {of_self("dropout"), p};
   if (attention.relative_attention_bias)
-    result.positions = {inner + ".relative_attention_bias",
-                        [sizes, decoder = attention.decoder](
-                          const torch::Tensor& table, int64_t tokens) {
-                          return by_heads(torch::embedding(
-                            table, buckets_of(tokens, sizes, decoder)));
-                        }};
+    result.positions = {
+      inner + ".relative_attention_bias",
+      [sizes, decoder = attention.decoder](const torch::Tensor& table,
+                                           int64_t tokens) {
+        return by_heads(torch::embedding(
+          table, buckets_of(tokens, sizes, decoder, table.device())));
+      }};
   if (x.cross_attention) {
     auto& cross = result.cross_attention.emplace();
     std::string name = "layer.1.EncDecAttention";
@@ -166,8 +169,8 @@ t5_attention_impl::forward(torch::Tensor x, torch::Tensor context,
                            torch::Tensor bias) {
   if (relative_attention_bias)
     bias = bias
-           + by_heads(
-             relative_attention_bias(buckets_of(x.size(1), sizes, decoder)));
+           + by_heads(relative_attention_bias(
+             buckets_of(x.size(1), sizes, decoder, x.device())));
   auto y = attend(split_heads(q(x), sizes.heads),
                   split_heads(k(context), sizes.heads),
                   split_heads(v(context), sizes.heads), bias, /*scale=*/1,
@@ -302,7 +305,8 @@ torch::Tensor t5_impl::hidden(const torch::Tensor& tokens,
   auto bias = padding_bias(mask.defined() ? mask : torch::ones_like(tokens));
   auto context = encoder(t5_states{tokens, bias});
   auto x = decoder(t5_states{
-    decoder_tokens, causal_bias(decoder_tokens.size(1)), context, bias});
+    decoder_tokens, causal_bias(decoder_tokens.size(1), tokens.device()),
+    context, bias});
   if (tied) // as in Mesh TensorFlow, where T5 comes from
     x = x * std_for(x.size(2));
   return x;
