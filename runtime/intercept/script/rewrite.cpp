@@ -1,10 +1,14 @@
 #include "runtime/intercept/script/rewrite.hpp"
 
+#include "runtime/base/rank_context.hpp"
+
 #include <ATen/core/interned_strings.h>
 #include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
 
+#include <algorithm>
+#include <optional>
 #include <set>
 
 namespace smp {
@@ -58,19 +62,59 @@ void rewrite_dropout(jit::Node& node) {
   node.destroy();
 }
 
-/// Rewrites the dropouts in `graph` and in the functions that it calls, such as
+/// Files name the device that they were exported on, and have constants there.
+void rewrite_constant(jit::Node& node) {
+  if (node.kind() != c10::prim::Constant)
+    return;
+  auto* x = node.output();
+  auto kind = x->type()->kind();
+  if (kind != c10::TypeKind::DeviceObjType && kind != c10::TypeKind::TensorType)
+    return;
+  jit::WithInsertPoint here{node.next()};
+  auto* result = insert_operation(
+    *node.owningGraph(),
+    kind == c10::TypeKind::TensorType ? "smp::constant" : "smp::device", {x},
+    1);
+  result->output()->copyMetadata(x);
+  x->replaceAllUsesAfterNodeWith(result, result->output());
+}
+
+/// Operations that make a tensor from numbers make it on the host unless told
+/// otherwise, and nothing tells them when a model is moved.
+void rewrite_factory(jit::Node& node) {
+  auto* schema = node.maybeSchema();
+  auto index = schema ? schema->argumentIndexWithName("device") : std::nullopt;
+  if (!index || node.input(*index)->type()->kind() != c10::TypeKind::NoneType
+      || std::ranges::any_of(node.inputs(), [](const jit::Value* x) {
+           return x->type()->kind() == c10::TypeKind::TensorType;
+         }))
+    return;
+  auto& graph = *node.owningGraph();
+  jit::WithInsertPoint here{&node};
+  auto* host = graph.insertConstant(c10::Device{c10::kCPU});
+  auto* device = insert_operation(graph, "smp::device", {host}, 1)->output();
+  device->setType(c10::DeviceObjType::get());
+  node.replaceInput(*index, device);
+}
+
+/// Rewrites operations in `graph` and in the functions that it calls, such as
 /// `torch.nn.functional.dropout`.
-void rewrite_dropouts(jit::Graph& graph, std::set<const void*>& seen) {
+void rewrite_operations(jit::Graph& graph, bool constants,
+                        std::set<const void*>& seen) {
   for_each_node(*graph.block(), [&](jit::Node& x) {
     if (x.kind() == c10::prim::CallFunction) {
       auto type = x.input(0)->type()->cast<c10::FunctionType>();
       auto* function = type ? jit::tryToGraphFunction(*type->function())
                             : nullptr;
       if (function && seen.insert(function).second) {
-        rewrite_dropouts(*function->graph(), seen);
+        rewrite_operations(*function->graph(), constants, seen);
         function->clear_optimized_graphs();
       }
       return;
+    }
+    if (constants) {
+      rewrite_constant(x);
+      rewrite_factory(x);
     }
     rewrite_dropout(x);
   });
@@ -109,11 +153,12 @@ void wrap(c10::ClassType& cls, jit::Function& method, bool as_written) {
 void rewrite(const std::vector<c10::ClassTypePtr>& classes,
              const script_code& code, bool as_written) {
   std::set<const void*> functions;
+  const auto constants = !rank_context::current_device().is_cpu();
   for (auto& cls : classes)
     for_each_body(*cls, [&](const std::string&, jit::Graph& graph) {
       for_each_node(*graph.block(),
                     [&](jit::Node& x) { rewrite_access(x, code); });
-      rewrite_dropouts(graph, functions);
+      rewrite_operations(graph, constants, functions);
     });
   for (auto& cls : classes) {
     auto methods = cls->methods(); // a copy: wrapping adds to it

@@ -14,8 +14,11 @@ namespace smp {
 /// other reads stay: such attributes are the same on all ranks, or tensors that
 /// are fetched when used (R14).
 /// `torch.dropout` becomes `smp::dropout`, which draws the same numbers whether
-/// or not TorchScript has optimised the code around it. Classes already
-/// rewritten are skipped. Call before any method first runs.
+/// or not TorchScript has optimised the code around it. On a rank with a
+/// device, constants that name one or are tensors pass `smp::device` or
+/// `smp::constant`, which make them those of the rank, and so does the device
+/// of operations that make tensors from numbers. Classes already rewritten are
+/// skipped. Call before any method first runs.
 /// @param as_written the code runs without optimisation
 void rewrite(const std::vector<c10::ClassTypePtr>& classes,
              const script_code& code, bool as_written);

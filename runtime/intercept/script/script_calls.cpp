@@ -398,6 +398,24 @@ void dropout_operation(jit::Stack& stack) {
   stack.emplace_back(at::dropout(x, p, train));
 }
 
+/// @returns where the calling code computes; traces are on the host
+c10::Device device_of_code() {
+  return tracer::current() ? c10::Device{c10::kCPU}
+                           : rank_context::current_device();
+}
+
+void device_operation(jit::Stack& stack) {
+  auto named = jit::pop(stack).toDevice();
+  auto mine = device_of_code();
+  stack.emplace_back(named.is_cpu() || named.type() == mine.type() ? mine
+                                                                   : named);
+}
+
+void constant_operation(jit::Stack& stack) {
+  auto x = jit::pop(stack).toTensor();
+  stack.emplace_back(x.to(device_of_code(), /*non_blocking=*/true));
+}
+
 // Passes know nothing about their effects, so none moves, merges or removes
 // them.
 const jit::RegisterOperators operations{{
@@ -411,6 +429,10 @@ const jit::RegisterOperators operations{{
                 c10::AliasAnalysisKind::CONSERVATIVE),
   jit::Operator("smp::dropout(Tensor input, float p, bool train) -> Tensor",
                 dropout_operation, c10::AliasAnalysisKind::CONSERVATIVE),
+  jit::Operator("smp::device(Device named) -> Device", device_operation,
+                c10::AliasAnalysisKind::CONSERVATIVE),
+  jit::Operator("smp::constant(Tensor x) -> Tensor", constant_operation,
+                c10::AliasAnalysisKind::CONSERVATIVE),
 }};
 
 // -- the owner's side ---------------------------------------------------------

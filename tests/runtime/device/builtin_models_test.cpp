@@ -8,6 +8,7 @@
 #include "runtime/train/trainer.hpp"
 #include "tests/simulated/driver/races.hpp"
 #include "tests/support/assertion_lock.hpp"
+#include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/simulated.hpp"
 
@@ -67,6 +68,19 @@ train_config small(const std::string& model) {
 
 auto model_type(const std::string& type) {
   return [type](train_config& x) { x = small(type); };
+}
+
+/// A TorchScript file that names the host as the device of some tensors.
+auto file(const std::string& name) {
+  return [name](train_config& x) {
+    auto path = source_file("tests/data/zoo/" + name);
+    x = small("torchscript");
+    x.model.path = path + ".pt";
+    x.data.type = "safetensors";
+    x.data.path = path + ".batch.safetensors";
+    x.data.batch_size = {};
+    x.data.sequence_length = 0;
+  };
 }
 
 const std::vector<row> rows = {
@@ -179,6 +193,14 @@ const std::vector<row> rows = {
    }},
   {"no fast mode", [](train_config& x) { x.smp.fast_mode = false; }},
   {"simple", [](train_config& x) { x.smp.pipeline = "simple"; }},
+
+  {"gpt in TorchScript", file("gpt")},
+  {"bert in TorchScript", file("bert")},
+  {"a published gpt2", file("hf_gpt2")},
+  {"a published llama", file("hf_llama")},
+  {"a published t5", file("hf_t5")},
+  {"a published bert", file("hf_bert")},
+  {"a convnet in TorchScript", file("convnet")},
 };
 
 struct numbers_of_run : smp::train_listener {
