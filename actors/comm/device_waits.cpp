@@ -18,6 +18,8 @@ bool device_waits::add(comm_stage at, const comm_message_ptr& x) {
   bool look = false;
   {
     std::lock_guard guard{mutex_};
+    if (closed_)
+      return false; // whoever sent it hears that when the last owner drops it
     number = next_++;
     entries_.emplace(number, std::move(made));
     look = !std::exchange(looking_, true);
@@ -73,6 +75,7 @@ void device_waits::abandon(std::vector<tensor_ref> xs) {
 void device_waits::close() {
   std::map<uint64_t, entry> gone;
   std::lock_guard guard{mutex_};
+  closed_ = true;
   gone.swap(entries_);
 }
 

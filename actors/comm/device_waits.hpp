@@ -50,7 +50,7 @@ public:
   /// Keeps tensors that a device may still read or write, for good.
   void abandon(std::vector<tensor_ref> xs);
 
-  /// Drops all messages; from now on none goes on.
+  /// Drops all messages, also those that are added from now on.
   void close();
 
 private:
@@ -69,6 +69,7 @@ private:
   std::vector<std::vector<tensor_ref>> abandoned_;
   uint64_t next_ = 0;
   bool looking_ = false;
+  bool closed_ = false;
 };
 
 } // namespace smp

@@ -5,6 +5,7 @@
 #include "tests/support/actors/comm_world.hpp"
 #include "tests/support/actors/payloads.hpp"
 #include "tests/support/actors/simulated_device.hpp"
+#include "tests/support/actors/staged_rank.hpp"
 
 #include <chrono>
 #include <memory>
@@ -257,6 +258,19 @@ TEST_CASE("a stop does not wait for a device", "[actors][comm][device]") {
   REQUIRE(w.heard(0).send_failures().size() == 2);
   for (auto& why : w.heard(0).send_failures())
     CHECK(why.code == error_code::cancelled);
+}
+
+TEST_CASE("what gets to a device after the stop ends as well",
+          "[actors][comm][device]") {
+  two_devices d{host_path()};
+  staged_rank x{d.options[0]};
+  auto late = d.make(70000, 1);
+  late.ready = d.all[0]->make_event();
+  x.send({late});
+  x.stages.stop(std::chrono::milliseconds{0});
+  x.run();
+  REQUIRE(x.ends.size() == 1);
+  CHECK(x.ends[0].code == error_code::cancelled);
 }
 
 TEST_CASE("without space in an arena tensors of a device take the host path",
