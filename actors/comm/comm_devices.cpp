@@ -17,23 +17,7 @@ std::string device_name(device_ref x) {
            : "device " + std::to_string(x.type) + ":" + std::to_string(x.index);
 }
 
-template <class Predicate>
-bool any_tensor(const message& x, Predicate f) {
-  return std::any_of(x.body.tensors.begin(), x.body.tensors.end(), f);
-}
-
 } // namespace
-
-bool comm_fabric::is_away(const message& x) const noexcept {
-  return has_devices_ && any_tensor(x, [](auto& t) {
-           return t.device != device_ref{} || t.ready;
-         });
-}
-
-bool comm_fabric::is_for_devices(const message& x) const noexcept {
-  return has_devices_
-         && any_tensor(x, [](auto& t) { return t.home != device_ref{}; });
-}
 
 void comm_fabric::turn(comm_stage to, comm_message_ptr x) {
   hand_over_(to, std::move(x), std::chrono::milliseconds{0});
@@ -99,7 +83,8 @@ void comm_fabric::bring_in(comm_message& x) try {
 }
 
 bool comm_fabric::awaits_device(comm_stage at, const comm_message_ptr& x) {
-  if (!any_tensor(x->content, [](auto& t) { return t.ready != nullptr; }))
+  if (std::ranges::all_of(x->content.body.tensors,
+                          [](auto& t) { return t.ready == nullptr; }))
     return false;
   x->copying = true;
   if (waits_->add(at, x))

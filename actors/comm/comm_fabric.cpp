@@ -397,6 +397,17 @@ void comm_fabric::on_peer_lost(const failure& x) {
   listener().on_peer_lost(x);
 }
 
+// -- devices ------------------------------------------------------------------
+
+bool comm_fabric::is_away(const message& x) const noexcept {
+  return has_devices_ && !all_tensors(x, is_on_host);
+}
+
+bool comm_fabric::is_for_devices(const message& x) const noexcept {
+  auto here = [](auto& t) { return t.home == device_ref{}; };
+  return has_devices_ && !all_tensors(x, here);
+}
+
 // -- called by the stages -----------------------------------------------------
 
 bool comm_fabric::takes_turns(comm_stage x) const noexcept {

@@ -31,51 +31,43 @@ rank_device::rank_device(std::shared_ptr<accelerator> kind,
     device_(kind_->type(), index),
     compute_(make_lane(device_)),
     copies_(std::make_shared<device_copies>(
-      kind_, device_, compute_->work, make_lane(device_), make_lane(device_))) {
+      kind_, device_, compute_.work, make_lane(device_), make_lane(device_))) {
   // nop
 }
 
 rank_device::~rank_device() = default;
 
 void rank_device::enter_thread() const {
-  if (on_host())
-    return;
   VirtualGuardImpl device{device_.type()};
   device.setDevice(device_);
-  device.exchangeStream(compute_->work);
+  device.exchangeStream(compute_.work);
 }
 
 void rank_device::leave_thread() const {
-  if (on_host())
-    return;
   VirtualGuardImpl device{device_.type()};
-  device.synchronizeStream(compute_->work);
+  device.synchronizeStream(compute_.work);
   device.exchangeStream(device.getDefaultStream(device_));
 }
 
 std::shared_ptr<device_event> rank_device::point() const {
-  return on_host() ? nullptr : std::make_shared<device_point>(kind_, *compute_);
+  return std::make_shared<device_point>(kind_, compute_);
 }
 
 // -- time ---------------------------------------------------------------------
 
 void rank_device::begin_span() const {
-  if (on_host())
-    return;
   auto timed = c10::EventFlag::BACKEND_DEFAULT;
   std::pair span{c10::Event{device_.type(), timed},
                  c10::Event{device_.type(), timed}};
-  span.first.record(compute_->work);
+  span.first.record(compute_.work);
   std::lock_guard guard{mutex_};
   spans_.push_back(std::move(span));
 }
 
 void rank_device::end_span() const {
-  if (on_host())
-    return;
   std::lock_guard guard{mutex_};
   if (!spans_.empty())
-    spans_.back().second.record(compute_->work);
+    spans_.back().second.record(compute_.work);
 }
 
 std::chrono::nanoseconds rank_device::take_busy() const {
@@ -89,12 +81,9 @@ std::chrono::nanoseconds rank_device::take_busy() const {
 }
 
 rank_device::memory rank_device::look_at_memory() const {
-  if (on_host())
-    return {};
   auto* allocator = c10::getDeviceAllocator(device_.type());
   auto bytes = allocator->getDeviceStats(device_.index()).allocated_bytes[0];
-  return {static_cast<uint64_t>(bytes.current),
-          static_cast<uint64_t>(bytes.peak),
+  return {static_cast<uint64_t>(bytes.peak),
           allocator->getMemoryInfo(device_.index()).second};
 }
 
@@ -126,11 +115,13 @@ std::shared_ptr<rank_device> choose_device(const std::string& wanted,
   if (wanted == "auto" || wanted == "cpu")
     return nullptr;
   auto kind = find_accelerator(wanted);
-  if (!kind)
-    throw config_error(fmt::format(
-      "smp.device = '{}': there is no such device here, only cpu{}{}", wanted,
-      accelerator_names().empty() ? "" : ", ",
-      fmt::join(accelerator_names(), ", ")));
+  if (!kind) {
+    auto names = accelerator_names();
+    names.insert(names.begin(), "cpu");
+    throw config_error(
+      fmt::format("smp.device = '{}': there is no such device here, only {}",
+                  wanted, fmt::join(names, ", ")));
+  }
   auto count = static_cast<uint64_t>(
     VirtualGuardImpl{kind->type()}.deviceCount());
   if (count == 0)

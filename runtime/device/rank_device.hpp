@@ -12,7 +12,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,15 +27,12 @@ struct device_lane {
   c10::Stream watch;
 };
 
-/// The device on which a rank computes; the host, if it has none. All its
+/// The device on which a rank computes; one on the host has none. All its
 /// kernels run on one stream, in the order of their launches, whichever thread
 /// launches them: what an execution wrote needs no event to be read by the next
 /// one. Copies from and to the host have streams of their own. Thread-safe.
 class rank_device {
 public:
-  /// The host.
-  rank_device() = default;
-
   /// A device that others of this process may use as well.
   rank_device(std::shared_ptr<accelerator> kind, c10::DeviceIndex index);
 
@@ -49,12 +45,8 @@ public:
     return device_;
   }
 
-  bool on_host() const noexcept {
-    return kind_ == nullptr;
-  }
-
   /// From now on the calling thread launches on the stream of this rank, as
-  /// its own device. No-op on the host.
+  /// its own device.
   void enter_thread() const;
 
   /// The calling thread launches on the default stream again, where all that
@@ -62,7 +54,7 @@ public:
   void leave_thread() const;
 
   /// @returns the point in the work of the rank after all that the calling
-  /// thread launched, or null on the host
+  /// thread launched
   std::shared_ptr<device_event> point() const;
 
   // -- time -------------------------------------------------------------------
@@ -78,20 +70,19 @@ public:
 
   /// In bytes; of all ranks of this process that compute there.
   struct memory {
-    uint64_t used = 0;
     uint64_t peak = 0;
     uint64_t total = 0;
   };
 
   memory look_at_memory() const;
 
-  /// How tensors get from and to this device; null on the host.
+  /// How tensors get from and to this device.
   std::shared_ptr<device_ops> copies() const;
 
 private:
   std::shared_ptr<accelerator> kind_;
-  c10::Device device_{c10::kCPU};
-  std::optional<device_lane> compute_;
+  c10::Device device_;
+  device_lane compute_;
   mutable std::mutex mutex_;
   mutable std::vector<std::pair<c10::Event, c10::Event>> spans_;
   std::shared_ptr<device_copies> copies_;

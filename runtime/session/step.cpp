@@ -135,17 +135,15 @@ void check_positions(const step_options& x, size_t count) {
   }
 }
 
-std::optional<std::vector<at::Tensor>>
-on_device(const std::vector<at::Tensor>& xs) {
-  auto device = rank_context::current_device();
-  auto there = [device](auto& x) { return x.device() == device; };
+bool computes_on_device() {
   // A trace runs the modules before they are moved.
-  if (tracer::current() || device.is_cpu() || std::ranges::all_of(xs, there))
-    return std::nullopt;
-  std::vector<at::Tensor> result;
+  return !rank_context::current_device().is_cpu() && !tracer::current();
+}
+
+std::vector<at::Tensor> on_device(std::vector<at::Tensor> xs) {
   for (auto& x : xs)
-    result.push_back(x.to(device, /*non_blocking=*/true));
-  return result;
+    x = x.to(rank_context::current_device(), /*non_blocking=*/true);
+  return xs;
 }
 
 void bad_argument(size_t position, const error& err) {

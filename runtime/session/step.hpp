@@ -87,19 +87,21 @@ std::function<bool()> written_since(const std::vector<at::Tensor>& xs);
 /// Adds the position of the argument to an error of `split`.
 [[noreturn]] void bad_argument(size_t position, const error& err);
 
-/// @returns the tensors on the device of the rank that runs the step body;
-/// nothing if they are where they have to be
-std::optional<std::vector<at::Tensor>>
-on_device(const std::vector<at::Tensor>& xs);
+/// Tells whether the calling step body's modules compute elsewhere than on the
+/// host.
+bool computes_on_device();
+
+/// @returns the tensors on the device of the rank that runs the step body
+std::vector<at::Tensor> on_device(std::vector<at::Tensor> xs);
 
 /// @returns `x` with its tensors on the device of the rank.
 template <class T>
 T placed(T x) {
   if constexpr (packable<T>) {
-    packer tensors;
-    auto packed = put_value(tensors, x);
-    if (auto moved = on_device(tensors.tensors())) {
-      unpacker there{std::move(*moved)};
+    if (computes_on_device()) {
+      packer tensors;
+      auto packed = put_value(tensors, x);
+      unpacker there{on_device(tensors.tensors())};
       return get_value<T>(there, packed);
     }
   }
