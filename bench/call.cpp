@@ -1,6 +1,6 @@
 // The cost of a call of a module on another rank:
 //
-//   bench_call [--part=abc] [--calls=N] [--kilobytes=N]
+//   bench_call [--part=abcd] [--calls=N] [--kilobytes=N] [--device=cuda]
 //
 // (a) Inside a step on pp_rank 0, one call after the other, each waiting for
 // its results, both ranks otherwise idle; request and response carry a tensor
@@ -13,10 +13,13 @@
 //
 // (c) The cost of giving a call random numbers of its own, in one process: a
 // stream is seeded and swapped in, and the previous one is swapped back.
+//
+// (d) On a device, the time until the host is told that a kernel is done.
 
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
 
+#include "runtime/device/rank_device.hpp"
 #include "runtime/execution/call_streams.hpp"
 #include "smp/smp.hpp"
 
@@ -25,6 +28,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <future>
 #include <numeric>
 #include <optional>
 
@@ -81,6 +85,7 @@ void run_calls(const arguments& args) {
   setup.pipeline_parallel_degree = 2;
   setup.auto_partition = false;
   setup.threads = 1;
+  setup.device = device_name(args);
   session s{setup};
   distributed_model model{pair{}};
   figures result;
@@ -286,6 +291,35 @@ void print_streams(const scratch& dir, const arguments& args) {
   print("a number, from a stream of its own", x["both"], 3);
 }
 
+// -- (d) completions ----------------------------------------------------------
+
+void run_completions(const arguments& args) {
+  auto device = choose_device(device_name(args), 0);
+  device->enter_thread();
+  auto x = torch::ones({1}, at::TensorOptions{}.device(device->get()));
+  figures result;
+  for (int64_t i = 0; i < calls_of(args); ++i) {
+    std::promise<void> told;
+    auto begin = clock::now();
+    x.add_(1);
+    device->point()->then([&] { told.set_value(); });
+    if (told.get_future().wait_for(std::chrono::seconds{30})
+        != std::future_status::ready)
+      throw std::runtime_error{"the device did not tell for 30 s"};
+    std::chrono::duration<double> spent = clock::now() - begin;
+    result.numbers["told"].push_back(spent.count());
+  }
+  write(result, args.text("file"));
+}
+
+void print_completions(const scratch& dir, const arguments& args) {
+  auto x = run_fresh(dir, 1, "completions", args);
+  fmt::print(
+    "\n(d) completions of a device\n  {:<42} {:>8} {:>8} {:>8} {:>8}\n", "us",
+    "min", "median", "p90", "p99");
+  print("a kernel of one number, until it is told", x["told"]);
+}
+
 // -- main ---------------------------------------------------------------------
 
 void run(const arguments& args) {
@@ -298,14 +332,18 @@ void run(const arguments& args) {
     return run_long_skip(args);
   if (what == "streams")
     return run_streams(args);
+  if (what == "completions")
+    return run_completions(args);
   scratch dir;
-  auto part = args.text("part", "abc");
+  auto part = args.text("part", "abcd");
   if (part.find('a') != part.npos)
     print_calls(dir, args);
   if (part.find('b') != part.npos)
     print_envelopes(dir, args);
   if (part.find('c') != part.npos)
     print_streams(dir, args);
+  if (part.find('d') != part.npos && device_name(args) != "cpu")
+    print_completions(dir, args);
 }
 
 } // namespace

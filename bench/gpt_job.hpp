@@ -6,9 +6,11 @@
 #include "bench/harness.hpp"
 #include "bench/plain_gpt.hpp"
 
+#include "runtime/device/rank_device.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "smp/smp.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/adamw.h>
 
@@ -32,13 +34,21 @@ inline uint64_t ranks_of(const arguments& x) {
   return static_cast<uint64_t>(x.number("ranks", 2)); // p
 }
 
+/// @returns how many cores or devices there are
+inline uint64_t processors(const arguments& x) {
+  auto device = choose_device(device_name(x), 0);
+  if (!device)
+    return std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<uint64_t>(
+    c10::impl::VirtualGuardImpl{device->get().type()}.deviceCount());
+}
+
 /// @returns the least share of one process's time that `p` ranks can take. They
-/// must fill and drain; where they share cores, those are a bound as well.
-inline double ideal(uint64_t p) {
+/// must fill and drain; where they share processors, those are a bound as well.
+inline double ideal(uint64_t p, uint64_t processors) {
   auto of_the_pipeline = double(microbatches + p - 1)
                          / double(microbatches * p);
-  auto cores = std::max(1u, std::thread::hardware_concurrency());
-  return std::max(of_the_pipeline, 1.0 / cores);
+  return std::max(of_the_pipeline, 1.0 / double(processors));
 }
 
 inline double seconds_between(clock::time_point x, clock::time_point y) {
@@ -151,23 +161,27 @@ inline void run_plain(const arguments& args, int threads, uint64_t share = 1) {
   const data d{x};
   torch::manual_seed(1);
   plain_gpt model{x.sizes};
+  auto chosen = choose_device(device_name(args), 0);
+  const auto device = chosen ? chosen->get() : at::Device{at::kCPU};
+  model->to(device);
   torch::optim::AdamW optimizer{model->parameters(), optimizer_options()};
   figures result;
   double loss = 0;
-  auto tokens = d.tokens.chunk(microbatches);
-  auto targets = d.targets.chunk(microbatches);
+  auto tokens = d.tokens.to(device).chunk(microbatches);
+  auto targets = d.targets.to(device).chunk(microbatches);
   repeat(
     x, result,
     [&] {
       optimizer.zero_grad();
-      loss = 0;
+      torch::Tensor sum;
       for (uint64_t i = 0; i < microbatches / share; ++i) {
         auto part = loss_of(model(tokens[i]), targets[i])
                     / double(microbatches / share);
         part.backward();
-        loss += part.item<double>();
+        sum = sum.defined() ? sum + part.detach() : part.detach();
       }
       optimizer.step();
+      loss = sum.item<double>();
     },
     [&] { result.numbers["loss"] = {loss}; });
   auto env = read_rank_environment();
@@ -185,6 +199,7 @@ inline session_config setup_of(const task& x, const arguments& args) {
   result.chunks = x.chunks;
   result.active_microbatches = x.active;
   result.threads = 1;
+  result.device = device_name(args);
   set_modes(args, result);
   return result;
 }

@@ -5,6 +5,7 @@
 // benchmark starts its own program again for each measured run, and gets the
 // numbers back through a file.
 
+#include "runtime/device/cuda_libraries.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "transport/error.hpp"
@@ -135,6 +136,11 @@ private:
   std::map<std::string, std::string> values_;
 };
 
+/// --device=NAME: where all runs compute, e.g. cuda.
+inline std::string device_name(const arguments& x) {
+  return x.text("device", "cpu");
+}
+
 // -- runs ---------------------------------------------------------------------
 
 /// A directory for the files of one benchmark, removed at its end.
@@ -200,7 +206,10 @@ inline figures run_fresh(const scratch& dir, uint64_t ranks,
 inline int run_main(int argc, char** argv, void (*run)(const arguments&)) {
   prepare_process(argc, argv);
   try {
-    run({argc, argv});
+    const arguments all{argc, argv};
+    if (device_name(all) == "cuda")
+      load_cuda();
+    run(all);
     return 0;
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}: {}\n", own_program(), e.what());

@@ -2,7 +2,7 @@
 //
 //   bench_pipeline [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
 //                  [--schedule=interleaved|simple|...] [--active=N]
-//                  [--static=1] [--fast=0] [--pin=1]
+//                  [--static=1] [--fast=0] [--pin=1] [--device=cuda]
 //
 // Training steps (forward, backward, AdamW) of a GPT in 8 microbatches, over
 // two ranks of one thread each and in one process without smp, in alternating
@@ -39,33 +39,32 @@ void print(const char* text, double min, double median,
   fmt::print("  {:<44} {:>8.4f} {:>8.4f} {}\n", text, min, median, unit);
 }
 
-void print_times(const std::vector<contestant>& xs, double& one_min,
-                 double& one_median) {
+/// @param share of the time of one process that is ideal
+void print_times(const std::vector<contestant>& xs, double share) {
   fmt::print("  {:<44} {:>8} {:>8}\n", "step time", "min", "median");
   for (auto& x : xs)
     print(x.text, minimum(x.result["step"]), median(x.result["step"]));
   auto& one = xs[1].result["step"];
-  one_min = minimum(one);
-  one_median = median(one);
-  print("ideal: (m + p - 1) / (m p) of one thread", ideal(ranks) * one_min,
-        ideal(ranks) * one_median);
+  print("ideal: (m + p - 1) / (m p) of one thread", share * minimum(one),
+        share * median(one));
 }
 
-void print_ratios(const std::vector<contestant>& xs, double target) {
+void print_ratios(const std::vector<contestant>& xs, double ideal_share,
+                  double target) {
   auto& mine = xs[0].result["step"];
   auto ratio = [&](const std::string& text, const series& other, double share) {
     print(text.c_str(), minimum(mine) / (share * minimum(other)),
           median(mine) / (share * median(other)), "");
   };
   ratio(fmt::format("pipeline / ideal (aim: {:.2f})", target),
-        xs[1].result["step"], ideal(ranks));
+        xs[1].result["step"], ideal_share);
   ratio("pipeline / one thread", xs[1].result["step"], 1);
   ratio("pipeline / two threads", xs[2].result["step"], 1);
   ratio("pipeline / ideal of two processes at once", xs[3].result["step"],
-        ideal(ranks));
+        ideal_share);
 }
 
-void print_explanation(const std::vector<contestant>& xs) {
+void print_explanation(const std::vector<contestant>& xs, double share) {
   auto& mine = xs[0].result;
   auto row = [&](const char* text, const std::string& name, double unit = 1) {
     fmt::print("  {:<44}", text);
@@ -85,7 +84,7 @@ void print_explanation(const std::vector<contestant>& xs) {
   row("  page faults", "faults");
   row("  times a thread waited", "switches");
   fmt::print("  {:<44} {:>8.3f} (ideal: {:.3f})\n", "  bubble ratio",
-             median(mine["bubble"]), 1 - 1 / (ideal(ranks) * double(ranks)));
+             median(mine["bubble"]), 1 - 1 / (share * double(ranks)));
   print("  outside of the pipeline (optimizer)",
         minimum(mine["step"]) - minimum(mine["inside.0"]),
         median(mine["step"]) - median(mine["inside.0"]));
@@ -121,10 +120,10 @@ void compare(const scratch& dir, arguments args, int64_t width) {
     for (auto& x : xs)
       x.result.add(run_fresh(dir, x.processes, x.run, args));
   fmt::print("{}\n", xs[0].result.text);
-  double one_min = 0, one_median = 0;
-  print_times(xs, one_min, one_median);
-  print_ratios(xs, aim(args, width));
-  print_explanation(xs);
+  const auto share = ideal(ranks, processors(args));
+  print_times(xs, share);
+  print_ratios(xs, share, aim(args, width));
+  print_explanation(xs, share);
   fmt::print("  load of the machine: {:.1f} before, {:.1f} after\n", before,
              machine_load());
   std::fflush(stdout);

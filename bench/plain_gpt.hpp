@@ -93,7 +93,7 @@ struct plain_gpt_impl : torch::nn::Module {
 
   /// tokens: [B, T] @returns logits [B, T, V]
   torch::Tensor forward(torch::Tensor tokens) {
-    auto x = wte(tokens) + wpe(torch::arange(tokens.size(1)));
+    auto x = wte(tokens) + wpe(torch::arange(tokens.size(1), tokens.options()));
     return lm_head(ln_f(h->forward(x)));
   }
 

@@ -390,7 +390,7 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
     xs.push_back(
       {fmt::format("smp {}, {}", schedule, how.text),
        [&dir, mine, p] { return run_fresh(dir, p, "pipeline", mine); },
-       gpt_job::ideal(p)});
+       gpt_job::ideal(p, gpt_job::processors(args))});
   };
   for (auto& how : modes())
     add(how, "1f1b", 1);
@@ -401,7 +401,7 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
       {"one process, PyTorch", [&] { return run_peer(dir, 1, args); }});
     xs.push_back({"torch.distributed.pipelining 1F1B",
                   [&dir, &args, p] { return run_peer(dir, p, args); },
-                  gpt_job::ideal(p)});
+                  gpt_job::ideal(p, gpt_job::processors(args))});
   }
   return xs;
 }

@@ -17,8 +17,10 @@ ucx_version=1.22.0
 caf_version=0.18.7
 catch2_version=3.7.1
 
-torch_prefix=$deps/torch-$torch_version-cpu
+torch_prefix=$deps/torch-$torch_version
 ucx_prefix=$deps/ucx-$ucx_version
+with_cuda=.with_cuda # a file in there if it has the libraries of CUDA
+cuda= # set by find_cuda
 caf_prefix=$deps/caf-$caf_version
 caf_tsan_prefix=$deps/caf-$caf_version-tsan
 catch2_prefix=$deps/catch2-$catch2_version
@@ -36,6 +38,13 @@ for glibc in {28..17}; do
 done
 torch_wheels=("torch==$torch_version" nvidia-cuda-cupti==13.0.85
   nvidia-cuda-runtime==13.0.96)
+# What LibTorch loads beside them on a machine with a GPU.
+cuda_wheels=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88
+  nvidia-cudnn-cu13==9.19.0.56 nvidia-cufft==12.0.0.61
+  nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66
+  nvidia-cusparse==12.6.3.3 nvidia-cusparselt-cu13==0.8.0
+  nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88
+  nvidia-nvshmem-cu13==3.4.5)
 ucx_wheels=("libucx-cu13==$ucx_version")
 
 # What `./dev zoo` puts into a Python environment of its own; benchmarks that
@@ -188,6 +197,27 @@ debian_mirror() {
   echo "${mirror%/}"
 }
 
+# Whether this machine can train on GPUs with the CUDA that LibTorch was made
+# for; runtime/device/cuda/probe.cpp asks the same when it trains. Sets `cuda`.
+find_cuda() {
+  cuda=${SMP_CUDA:-}
+  case $cuda in
+  0) cuda= ;;
+  1) ;;
+  "")
+    if timeout -k 1 30 python3 - 2>/dev/null <<'END'; then cuda=1; fi
+import ctypes, sys
+driver = ctypes.CDLL("libcuda.so.1")
+version, devices = ctypes.c_int(), ctypes.c_int()
+failed = (driver.cuInit(0) or driver.cuDriverGetVersion(ctypes.byref(version))
+          or driver.cuDeviceGetCount(ctypes.byref(devices)))
+sys.exit(failed != 0 or version.value < 13000 or devices.value == 0)
+END
+    ;;
+  *) die "SMP_CUDA=$cuda" "" "write 1 to load CUDA's libraries, 0 not to, or unset it" ;;
+  esac
+}
+
 # -- what the dependency directories hold --------------------------------------
 
 # Each installer fills the directory named by its first argument and logs to
@@ -232,20 +262,40 @@ fetch_from_mirror() {
     "$mirror/$path" "$file" "SHA256:$sha256"
 }
 
-# Of LibTorch only what a C++ program without CUDA uses: headers, libc10,
-# libtorch_cpu, the libraries these two need, and (in the headers) fmt.
+# Of LibTorch what a C++ program uses: headers, libc10, libtorch_cpu, the
+# libraries these two need, (in the headers) fmt, and the headers of the CUDA
+# runtime. Where there is a GPU also what its libtorch_cuda needs, in the places
+# where the wheels have it: libraries find each other by those.
 install_torch() {
   local to=$1 log=$2 wheel
+  local -a libraries=(torch/lib/lib{c10,torch_cpu}.so)
+  [[ -z $cuda ]] || libraries+=(
+    torch/lib/lib{c10_cuda,torch_cuda,torch_cuda_linalg,torch_nvshmem,caffe2_nvrtc}.so)
   fetch_wheels "$log" "$to/wheels" "${torch_wheels[@]}"
   wheel=$(echo "$to"/wheels/torch-*.whl)
   step "unpacking LibTorch" "$log" "run again" unzip -q "$wheel" \
-    'torch/include/*' torch/lib/libc10.so torch/lib/libtorch_cpu.so \
-    torch/lib/libgomp.so.1 -d "$to"
+    'torch/include/*' torch/lib/libgomp.so.1 \
+    "${libraries[@]}" -d "$to"
+  rm -f "$wheel"
   for wheel in "$to"/wheels/nvidia*.whl; do
     step "unpacking ${wheel##*/}" "$log" "run again" unzip -q -o "$wheel" \
-      'nvidia/cu13/lib/libcu[pd]*.so.13' -d "$to"
+      'nvidia/cu13/lib/libcu[pd]*.so.13' 'nvidia/cu13/include/*' -d "$to"
   done
   rm -rf "$to/wheels"
+  [[ -z $cuda ]] || install_cuda "$to" "$log"
+}
+
+# One after the other, so that each is on the disk twice only while it is
+# unpacked.
+install_cuda() {
+  local to=$1 log=$2 wheel
+  for wheel in "${cuda_wheels[@]}"; do
+    fetch_wheels "$log" "$to/wheels" "$wheel"
+    step "unpacking $wheel" "$log" "run again" \
+      unzip -q -o "$to"/wheels/*.whl 'nvidia/*/lib/*.so*' -d "$to"
+    rm -rf "$to/wheels"
+  done
+  : >"$to/$with_cuda"
 }
 
 install_ucx() {
@@ -312,7 +362,10 @@ install_zoo() {
 
 # -- installing them -----------------------------------------------------------
 
-complete() { [[ $(cat "$1/.complete" 2>/dev/null) == "$recipe" ]]; }
+complete() {
+  [[ $(cat "$1/.complete" 2>/dev/null) == "$recipe" ]] || return
+  [[ $1 != "$torch_prefix" || -z $cuda || -e $1/$with_cuda ]]
+}
 
 # Other runs wait here. The lock is inherited by what we start, so that nobody
 # clears away a directory while an orphan of a killed run still writes into it.
@@ -434,9 +487,15 @@ install_deps() {
   # shellcheck disable=SC2046 # one word each
   system_packages "${build_packages[@]}" $(packages_for_deps)
   # The longest download first, and CAF, which is compiled meanwhile.
-  use_or_begin SMP_TORCH_DIR /torch "$torch_prefix" \
-    "LibTorch $torch_version (545 MB download, some minutes on a slow line)" \
-    1300 install_torch
+  find_cuda
+  local torch="LibTorch $torch_version (545 MB download, some minutes on a slow line)"
+  local torch_mb=1300
+  if [[ -n $cuda ]]; then
+    torch="LibTorch $torch_version with CUDA for the GPU of this machine (2.5 GB download, 3.6 GB on disk, many minutes on a slow line; with SMP_CUDA=0 it would be 545 MB and train on the CPU)"
+    torch_mb=4800
+  fi
+  use_or_begin SMP_TORCH_DIR /torch "$torch_prefix" "$torch" "$torch_mb" \
+    install_torch
   if [[ $preset == tsan ]]; then
     use_or_begin SMP_CAF_DIR "" "$caf_tsan_prefix" \
       "CAF $caf_version with ThreadSanitizer (built from source, about 6 minutes)" \

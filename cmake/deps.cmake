@@ -31,6 +31,17 @@ set_target_properties(smp::torch_cpu PROPERTIES
 add_library(smp::torch INTERFACE IMPORTED)
 target_link_libraries(smp::torch INTERFACE smp::torch_cpu smp::c10)
 
+# -- the CUDA runtime ----------------------------------------------------------
+# Only its wheel beside LibTorch: libtorch_cpu loads that library anyway.
+
+set(smp_cuda_dir ${SMP_TORCH_DIR}/../nvidia/cu13)
+if(EXISTS ${smp_cuda_dir}/include/cuda_runtime_api.h)
+  add_library(smp::cudart SHARED IMPORTED)
+  set_target_properties(smp::cudart PROPERTIES
+    IMPORTED_LOCATION ${smp_cuda_dir}/lib/libcudart.so.13
+    INTERFACE_INCLUDE_DIRECTORIES ${smp_cuda_dir}/include)
+endif()
+
 # -- fmt -----------------------------------------------------------------------
 # The copy in LibTorch's headers wins wherever those are seen, so it is used
 # everywhere: two versions in one program would clash. Files without Torch find

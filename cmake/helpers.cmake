@@ -144,6 +144,22 @@ function(smp_add_library)
   add_library(smp::smp ALIAS smp_user)
 endfunction()
 
+# smp_add_cuda(FOLDER): libsmp_cuda of its sources, which libsmp loads on a
+# machine with a GPU. Without headers of CUDA it cannot be made.
+function(smp_add_cuda folder)
+  smp_wanted(wanted runtime)
+  if(NOT wanted OR NOT TARGET smp::cudart)
+    return()
+  endif()
+  smp_sources(sources ${folder})
+  add_library(smp_cuda MODULE ${sources})
+  target_include_directories(smp_cuda PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(smp_cuda PRIVATE smp smp::c10 smp::cudart)
+  # Whoever links smp::smp has it built, too.
+  add_dependencies(smp_user smp_cuda)
+  install(TARGETS smp_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endfunction()
+
 # smp_viewers(FOLDER PROGRAM...): programs that look at runs. To load LibTorch
 # takes a second, in which they have to answer, so they are linked with the
 # folders below runtime/ instead of libsmp. What they share with each other, with

@@ -1,7 +1,6 @@
 # Programs to bin, libsmp to lib, headers to include/smp, configurations to
 # share/smp, and a package file for find_package(smp).
 
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/smp)

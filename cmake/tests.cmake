@@ -26,6 +26,7 @@ set(smp_test_libraries_tp smp::smp)
 set(smp_test_libraries_runtime smp::smp smp::json smp::toml)
 set(smp_test_libraries_runtime_device smp_simulated_device)
 set(smp_test_libraries_apps smp::smp smp_report smp::json smp::toml)
+set(smp_test_libraries_gpu smp::smp smp::json)
 set(smp_test_libraries_fuzz smp::smp CAF::core)
 
 # -- tests/support -------------------------------------------------------------
@@ -86,6 +87,17 @@ if(wanted)
   set_target_properties(smp_faults PROPERTIES PREFIX "")
 endif()
 
+# -- tests/no_driver ----------------------------------------------------------
+# NVIDIA's driver as far as smp asks it, which answers as a test wants: tests
+# load or preload it. A library of that name that is loaded is found by it.
+
+if(wanted)
+  smp_sources(sources tests/no_driver)
+  add_library(smp_no_driver SHARED ${sources})
+  set_target_properties(smp_no_driver PROPERTIES PREFIX "" NO_SONAME ON)
+  target_link_options(smp_no_driver PRIVATE -Wl,-soname,libcuda.so.1)
+endif()
+
 # -- tests/simulated -----------------------------------------------------------
 # The device "sim" of LibTorch, which is there as soon as this is loaded: tests
 # link it or preload it.
@@ -107,7 +119,10 @@ endif()
 
 # What R27 asks of a rank's environment, and where a test finds things.
 set(smp_test_environment
-  UCX_MEM_MMAP_HOOK_MODE=none UCX_DEBUG_SIGNO=0 OMP_WAIT_POLICY=passive
+  UCX_MEM_MMAP_HOOK_MODE=none UCX_MEMTYPE_CACHE=n UCX_DEBUG_SIGNO=0
+  OMP_WAIT_POLICY=passive
+  # A test names the device that it wants; only `./dev gpu-test` wants GPUs.
+  SMP_CUDA=0
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1
   SMP_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
   SMP_SOURCE_DIR=${PROJECT_SOURCE_DIR})
@@ -266,6 +281,17 @@ foreach(target IN LISTS targets)
     add_dependencies(test_equipment ${target})
   endif()
 endforeach()
+
+# -- CUDA ----------------------------------------------------------------------
+
+find_program(SMP_NVCC nvcc HINTS /usr/local/cuda/bin)
+if(SMP_NVCC AND TARGET smp_cuda)
+  add_test(NAME cuda_by_nvcc
+    COMMAND ${SMP_NVCC} -x cu -std=c++20 -c -o ${CMAKE_BINARY_DIR}/tests/cuda_by_nvcc.o
+      -I${PROJECT_SOURCE_DIR} -I${SMP_TORCH_DIR}/include
+      ${PROJECT_SOURCE_DIR}/runtime/device/cuda/module.cpp)
+  set_tests_properties(cuda_by_nvcc PROPERTIES COST 20 TIMEOUT 300)
+endif()
 
 # -- tests of the source tree --------------------------------------------------
 

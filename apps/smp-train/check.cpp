@@ -1,13 +1,18 @@
 #include "apps/smp-train/check.hpp"
 
 #include "runtime/base/out_of_memory.hpp"
+#include "runtime/device/cuda_driver.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/plan/schedule_plan.hpp"
 #include "runtime/train/resume_plan.hpp"
 #include "runtime/train/trainable.hpp"
 #include "transport/error.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 
 namespace smp::app {
@@ -42,6 +47,30 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
   if (result.empty())
     attempt([&] { predict_schedule(begins); });
   return result;
+}
+
+std::string outlook_on_devices(const train_config& x) {
+  auto ranks = ranks_of(x);
+  auto text = fmt::format("devices: {} rank{} on ", ranks,
+                          ranks > 1 ? "s" : "");
+  auto& wanted = x.smp.device;
+  if (wanted != "auto" && wanted != "cuda")
+    return text + wanted + "\n";
+  auto driver = ask_cuda_driver();
+  if (!driver.problem.empty())
+    return text + (wanted == "auto" ? "cpu: " : "cuda, but not here: ")
+           + driver.problem + "\n";
+  text += "cuda\n";
+  for (size_t i = 0; i < std::min<size_t>(ranks, driver.gpus.size()); ++i) {
+    std::vector<uint64_t> here;
+    for (uint64_t rank = i; rank < ranks; rank += driver.gpus.size())
+      here.push_back(rank);
+    auto& gpu = driver.gpus[i];
+    text += fmt::format("  cuda:{}  {}, {:.1f} GB: rank{} {}\n", i, gpu.name,
+                        static_cast<double>(gpu.memory) * 1e-9,
+                        here.size() > 1 ? "s" : "", fmt::join(here, ", "));
+  }
+  return text;
 }
 
 } // namespace smp::app

@@ -13,4 +13,8 @@ namespace smp::app {
 /// @returns what is wrong, one line each
 std::vector<std::string> check(const train_config& x, std::string& partition);
 
+/// @returns lines that tell on which devices of this machine the ranks would
+/// compute; nothing of CUDA is loaded for that
+std::string outlook_on_devices(const train_config& x);
+
 } // namespace smp::app

@@ -14,6 +14,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/collectives/agreement.hpp"
 #include "runtime/collectives/current_rank.hpp"
+#include "runtime/device/cuda_libraries.hpp"
 #include "runtime/files/file_io.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
@@ -362,7 +363,8 @@ int run_check(const command_line& cmd, const train_config& config) {
     return exit_usage;
   if (!stderr_is_terminal())
     partition = without_colours(partition);
-  print_stderr("{}\n{}: no errors\n", partition, cmd.config);
+  print_stderr("{}\n{}{}: no errors\n", partition, outlook_on_devices(config),
+               cmd.config);
   return exit_done;
 }
 
@@ -401,6 +403,13 @@ bool tell_of_config(const config_report& x, bool warns) {
   return x.errors.empty();
 }
 
+/// Before anything of LibTorch, and only where ranks compute.
+/// @param is_rank this process is one that a launcher started
+void load_devices(const train_config& config, bool is_rank) {
+  if ((is_rank || config.threads_as_ranks) && config.smp.device != "cpu")
+    load_cuda();
+}
+
 int run(int argc, char** argv) {
   int exit_code = exit_done;
   auto cmd = parse_command_line(argc, argv, exit_code);
@@ -428,6 +437,7 @@ int run(int argc, char** argv) {
   set_for_tests(config);
   if (cmd->verify.split)
     prepare_split(config);
+  load_devices(config, environment.has_value());
   const auto modes = modes_of(cmd->verify.modes);
   if (modes.size() == 1)
     set_mode(config, modes.front());

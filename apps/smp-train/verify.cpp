@@ -2,9 +2,11 @@
 
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/files/file_io.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/verify/verify.hpp"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -16,20 +18,40 @@ namespace smp::app {
 
 namespace {
 
+bool on_device(const session& s) {
+  return !s.internals().device().is_cpu();
+}
+
+/// Without them two runs on a device may differ by themselves: sums in TF32,
+/// and in an order that depends on timing.
+void use_exact_algorithms() {
+  auto& torch = at::globalContext();
+  torch.setAllowTF32CuBLAS(false);
+  torch.setAllowTF32CuDNN(false);
+  torch.setDeterministicCuDNN(true);
+  constexpr bool only_warn = true; // of what has no such algorithm
+  torch.setDeterministicAlgorithms(true, only_warn);
+  torch.setDeterministicFillUninitializedMemory(false);
+}
+
 void print_head(const session& s, const command_line& cmd,
                 const train_config& config, const std::string& run_dir) {
   print_stderr(
     "smp-train verify {}: {} rank{} against one process\n"
     "  run dir   {}\n"
     "  model     {}{}\n"
-    "  step      {} microbatch{}, {}\n\n"
+    "  step      {} microbatch{}, {}\n{}\n"
     "       step         loss  one process  differences  of allowed\n",
     cmd.config, s.size(), s.size() == 1 ? "" : "s", run_dir, config.model.type,
     config.train.init_from.empty()
       ? ""
       : "\n  weights   from " + config.train.init_from,
     config.smp.microbatches, config.smp.microbatches == 1 ? "" : "es",
-    config.smp.pipeline);
+    config.smp.pipeline,
+    on_device(s) ? fmt::format("  device    {}, without TF32, by deterministic "
+                               "algorithms\n",
+                               s.internals().device().str())
+                 : "");
 }
 
 void print_step(const verify_step& x) {
@@ -71,6 +93,8 @@ verify_end verify(session& s, const command_line& cmd,
                   const train_config& config, const std::string& run_dir,
                   train_listener& listener, const std::atomic<bool>& stop) {
   const bool shows = s.rank() == 0 && cmd.level >= log_level::info;
+  if (on_device(s))
+    use_exact_algorithms();
   if (shows)
     print_head(s, cmd, config, run_dir);
   verify_options options;

@@ -108,8 +108,9 @@ struct session_config {
   bool bf16_params = false;
   bool fp16_params = false;
   std::string placement_strategy = "cluster";
-  /// Where modules compute: "cpu", or a device that was registered
-  /// (runtime/device/accelerator.hpp). "auto": the host.
+  /// Where modules compute: "cpu", "cuda", or a device that was registered
+  /// (runtime/device/accelerator.hpp). "auto": "cuda" where it can be used,
+  /// else "cpu".
   std::string device = "auto";
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
   std::string trace_device = "cpu";

@@ -134,9 +134,10 @@ const std::vector<config_key> session_table = {
               "the same seed gives the same bits"},
   {.name = "smp.device",
    .slot = SMP_SLOT(smp.device),
-   .meaning = "where modules compute: `cpu`, or a device that a library "
-              "registered; `auto`: the host, as smp has no library for GPUs "
-              "yet",
+   .meaning = "where modules compute: `cpu`, `cuda`, or a device that a "
+              "library registered; `auto`: `cuda` where there is an NVIDIA "
+              "driver for CUDA 13.0 or later with a GPU, else `cpu`. A rank "
+              "takes the GPU local rank modulo count (docs/devices.md)",
    .elsewhere = {"accelerator"}},
   {.name = "smp.seed",
    .slot = SMP_SLOT(smp.seed),

@@ -33,12 +33,12 @@ std::shared_ptr<accelerator> find_accelerator(const std::string& name) {
   return i == known.all.end() ? nullptr : i->second;
 }
 
-std::vector<std::string> accelerator_names() {
+std::set<std::string> accelerator_names() {
   auto& known = registry::get();
   std::lock_guard guard{known.mutex};
-  std::vector<std::string> result;
+  std::set<std::string> result;
   for (auto& [name, x] : known.all)
-    result.push_back(name);
+    result.insert(name);
   return result;
 }
 

@@ -4,8 +4,8 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
-#include <vector>
 
 namespace smp {
 
@@ -29,6 +29,6 @@ void add_accelerator(std::string name, std::shared_ptr<accelerator> x);
 /// @returns null if there is none of that name
 std::shared_ptr<accelerator> find_accelerator(const std::string& name);
 
-std::vector<std::string> accelerator_names();
+std::set<std::string> accelerator_names();
 
 } // namespace smp

@@ -1,5 +1,7 @@
 #include "runtime/device/rank_device.hpp"
 
+#include "runtime/base/print_stderr.hpp"
+#include "runtime/device/cuda_libraries.hpp"
 #include "runtime/device/device_copies.hpp"
 #include "transport/error.hpp"
 
@@ -10,6 +12,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <set>
 #include <utility>
 
 namespace smp {
@@ -110,14 +113,33 @@ void device_point::then(std::function<void()> f) {
 
 // -- choice -------------------------------------------------------------------
 
+namespace {
+
+/// @returns the name of the device that `wanted` stands for
+std::string named_device(const std::string& wanted, uint64_t local_rank) {
+  if (wanted != "auto" && wanted != "cuda")
+    return wanted;
+  auto& cuda = load_cuda();
+  if (cuda.usable)
+    return "cuda";
+  if (wanted == "cuda")
+    throw config_error("smp.device = 'cuda': " + cuda.why_not);
+  if (cuda.expected && local_rank == 0)
+    print_stderr("smp: this computes on the CPU: {}\n", cuda.why_not);
+  return "cpu";
+}
+
+} // namespace
+
 std::shared_ptr<rank_device> choose_device(const std::string& wanted,
                                            uint64_t local_rank) {
-  if (wanted == "auto" || wanted == "cpu")
+  auto name = named_device(wanted, local_rank);
+  if (name == "cpu")
     return nullptr;
-  auto kind = find_accelerator(wanted);
+  auto kind = find_accelerator(name);
   if (!kind) {
-    auto names = accelerator_names();
-    names.insert(names.begin(), "cpu");
+    std::set<std::string> names{"auto", "cpu", "cuda"};
+    names.merge(accelerator_names());
     throw config_error(
       fmt::format("smp.device = '{}': there is no such device here, only {}",
                   wanted, fmt::join(names, ", ")));

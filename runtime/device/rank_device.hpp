@@ -107,11 +107,13 @@ private:
   c10::Event event_;
 };
 
-/// Finds the device of a rank.
-/// @param wanted `smp.device`
+/// Finds the device of a rank: its machine's device local rank modulo count,
+/// so several ranks may share one.
+/// @param wanted `smp.device`; "auto": cuda, if this process can use it. If
+/// that is not so though there is a driver, local rank 0 says why.
 /// @param local_rank number of the rank among those of its machine
 /// @returns null: the host
-/// @throws error (config) naming what there is
+/// @throws error (config) naming what there is, or why there is none
 std::shared_ptr<rank_device> choose_device(const std::string& wanted,
                                            uint64_t local_rank);
 

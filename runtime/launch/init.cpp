@@ -1,6 +1,7 @@
 #include "runtime/launch/init.hpp"
 
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/device/cuda_libraries.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
@@ -94,9 +95,13 @@ void init(int argc, char** argv) {
   prepare_process(argc, argv);
   end_on_uncaught_errors();
   auto ranks = option_value(argc, argv, "--ranks");
+  // Not in the launcher, and before the program can use LibTorch.
+  auto here = ranks ? read_rank_environment() : std::nullopt;
+  if (!ranks || here)
+    load_cuda();
   if (!ranks)
     return;
-  if (auto here = read_rank_environment()) {
+  if (here) {
     // stdout is a log or a pipe to our launcher, where each line must show at
     // once, as on the console.
     if (here->supervised)

@@ -1,5 +1,6 @@
 #include "runtime/optimizer/fused_update.hpp"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <typeinfo>
 #include <vector>
 
@@ -27,17 +29,31 @@ using torch::optim::OptimizerParamGroup;
 
 /// The kernels use the memory and ignore strides.
 bool is_plain(const at::Tensor& x) {
-  return x.layout() == at::kStrided && x.is_contiguous() && x.is_cpu()
+  return x.layout() == at::kStrided && x.is_contiguous()
          && x.is_floating_point();
 }
 
-/// @returns whether the kernels support all parameters that have a gradient
-bool fits(Optimizer& x) {
-  auto takes = [](const at::Tensor& p) {
+/// @returns whether LibTorch has this operator for the device of `x`
+bool has_kernel(const char* name, const at::Tensor& x) {
+  auto op = c10::Dispatcher::singleton().findSchema({name, ""});
+  return op
+         && op->hasKernelForDispatchKey(
+           c10::toRuntimePerBackendFunctionalityKey(
+             c10::DispatchKey::Dense, x.key_set().highestBackendKey()));
+}
+
+/// @param kernel the operator that would make the update
+/// @returns whether it supports all parameters that have a gradient
+bool fits(Optimizer& x, const char* kernel) {
+  std::optional<at::Device> device;
+  auto takes = [&](const at::Tensor& p) {
     auto& g = p.grad();
-    return !g.defined()
-           || (is_plain(p) && is_plain(g)
-               && g.scalar_type() == p.scalar_type());
+    if (!g.defined())
+      return true;
+    if (!device && has_kernel(kernel, p))
+      device = p.device();
+    return is_plain(p) && is_plain(g) && g.scalar_type() == p.scalar_type()
+           && p.device() == device;
   };
   return std::ranges::all_of(x.param_groups(), [&](auto& group) {
     return std::ranges::all_of(group.params(), takes);
@@ -66,6 +82,21 @@ State& adam_state_of(Optimizer& x, const at::Tensor& p, bool amsgrad) {
   return result;
 }
 
+/// Numbers of steps as the kernels want them, each once.
+class step_tensors {
+public:
+  at::Tensor of(int64_t step, at::Device device) {
+    auto& result = known_[step];
+    if (!result.defined())
+      result = at::full({}, static_cast<double>(step),
+                        at::TensorOptions{at::kFloat}.device(device));
+    return result;
+  }
+
+private:
+  std::map<int64_t, at::Tensor> known_;
+};
+
 /// The kernel arguments for a group. Types within one call are equal.
 struct adam_lists {
   at::ScalarType type;
@@ -84,6 +115,7 @@ template <class State, class Options, class Kernel>
 void update_adam(Optimizer& x, OptimizerParamGroup& group, Kernel kernel) {
   auto& options = static_cast<Options&>(group.options());
   std::vector<adam_lists> by_type;
+  step_tensors steps;
   for (auto& p : group.params()) {
     if (!p.grad().defined())
       continue;
@@ -99,8 +131,7 @@ void update_adam(Optimizer& x, OptimizerParamGroup& group, Kernel kernel) {
     i->squares.push_back(state.exp_avg_sq());
     if (options.amsgrad())
       i->most.push_back(state.max_exp_avg_sq());
-    i->steps.push_back(at::full({}, static_cast<double>(state.step()),
-                                at::TensorOptions{at::kFloat}));
+    i->steps.push_back(steps.of(state.step(), p.device()));
   }
   auto [beta1, beta2] = options.betas();
   for (auto& l : by_type)
@@ -112,6 +143,7 @@ void update_adam(Optimizer& x, OptimizerParamGroup& group, Kernel kernel) {
 void update_adagrad(Optimizer& x, OptimizerParamGroup& group) {
   auto& options = static_cast<torch::optim::AdagradOptions&>(group.options());
   std::map<at::ScalarType, adagrad_lists> by_type;
+  step_tensors steps;
   for (auto& p : group.params()) {
     if (!p.grad().defined())
       continue;
@@ -122,8 +154,7 @@ void update_adagrad(Optimizer& x, OptimizerParamGroup& group) {
     l.values.push_back(p);
     l.gradients.push_back(p.grad());
     l.sums.push_back(state.sum());
-    l.steps.push_back(at::full({}, static_cast<double>(state.step()),
-                               at::TensorOptions{at::kFloat}));
+    l.steps.push_back(steps.of(state.step(), p.device()));
   }
   for (auto& [type, l] : by_type)
     at::_fused_adagrad_(l.values, l.gradients, l.sums, l.steps, options.lr(),
@@ -184,7 +215,12 @@ void update_fused(Optimizer& x) {
   auto adamw = type == typeid(torch::optim::AdamW);
   auto adagrad = type == typeid(torch::optim::Adagrad);
   auto sgd = type == typeid(torch::optim::SGD) && is_fused_sgd(x);
-  if ((!adam && !adamw && !adagrad && !sgd) || !fits(x)) {
+  const auto* kernel = adam      ? "aten::_fused_adam_"
+                       : adamw   ? "aten::_fused_adamw_"
+                       : adagrad ? "aten::_fused_adagrad_"
+                       : sgd     ? "aten::_fused_sgd_"
+                                 : nullptr;
+  if (kernel == nullptr || !fits(x, kernel)) {
     x.step();
     return;
   }

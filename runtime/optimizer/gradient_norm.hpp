@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 namespace smp {
 
 /// @returns the elements that a gradient, dense or sparse, stores
@@ -11,8 +13,13 @@ at::Tensor stored_values(const at::Tensor& gradient);
 /// floats the third digit is wrong, and another one for each way to cut the
 /// tensor among ranks. This adds in float64, and copies nothing of a tensor
 /// without gaps.
-/// @param gradient of any shape and floating or complex type, dense or sparse
-/// @returns the sum of |x| * |x| over all elements x
-double sum_of_squares(const at::Tensor& gradient);
+/// Of gradients on a device all sums are read at once.
+/// @param gradients of any shape and floating or complex type, dense or sparse
+/// @returns the sum of |x| * |x| over all elements x, of each
+std::vector<double> sums_of_squares(const std::vector<at::Tensor>& gradients);
+
+/// Waits at most once for each device.
+/// @returns whether all elements of all gradients are finite
+bool all_finite(const std::vector<at::Tensor>& gradients);
 
 } // namespace smp

@@ -125,6 +125,13 @@ std::vector<owned_gradient> owned_gradients(const model_state& model) {
   return result;
 }
 
+std::vector<at::Tensor> contents(const std::vector<owned_gradient>& xs) {
+  std::vector<at::Tensor> result;
+  for (auto& x : xs)
+    result.push_back(x.gradient);
+  return result;
+}
+
 std::vector<double> sums_over(const comm_group& group, const char* what,
                               std::vector<double> xs) {
   auto& rank = session::current().internals();
@@ -134,10 +141,6 @@ std::vector<double> sums_over(const comm_group& group, const char* what,
 
 double sum_over(const comm_group& group, const char* what, double x) {
   return sums_over(group, what, {x}).front();
-}
-
-bool is_finite(const at::Tensor& gradient) {
-  return at::isfinite(stored_values(gradient)).all().item<bool>();
 }
 
 /// Converts gradients to another loss scale.
@@ -165,17 +168,19 @@ bool unscale(torch::optim::Optimizer& x, double scale) {
   auto here = at::TensorOptions{at::kFloat}.device(current_rank().device());
   auto wrong = at::zeros({1}, here);
   auto inverse = at::full({1}, 1 / scale, here);
-  auto finite = true;
+  std::vector<at::Tensor> floats;
+  std::vector<at::Tensor> others;
   each_gradient(x, [&](at::Tensor& gradient) {
-    if (gradient.scalar_type() != at::kFloat || gradient.is_sparse()) {
-      gradient.div_(scale);
-      finite = finite && is_finite(gradient);
+    if (gradient.scalar_type() == at::kFloat && !gradient.is_sparse()) {
+      floats.push_back(gradient);
     } else {
-      std::vector<at::Tensor> one{gradient};
-      at::_amp_foreach_non_finite_check_and_unscale_(one, wrong, inverse);
+      gradient.div_(scale);
+      others.push_back(gradient);
     }
   });
-  return finite && wrong.item<float>() == 0;
+  if (!floats.empty())
+    at::_amp_foreach_non_finite_check_and_unscale_(floats, wrong, inverse);
+  return all_finite(others) && wrong.item<float>() == 0;
 }
 
 /// @param model scales its loss already, if an optimizer before this one does
@@ -435,8 +440,9 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   // By tensor and not by rank: the assignment to ranks may follow from measured
   // times, and the last bit of the sum must not depend on these.
   std::vector<double> squares(model.state().model().tensors.size());
-  for (auto& [tensor, g, copies] : grads)
-    squares[tensor] += sum_of_squares(g) / copies;
+  auto sums = sums_of_squares(contents(grads));
+  for (size_t i = 0; i < grads.size(); ++i)
+    squares[grads[i].tensor] += sums[i] / grads[i].copies;
   auto group = shares_gradients(session::current().internals())
                  ? comm_group::world
                  : comm_group::mp;
@@ -457,9 +463,7 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
 
 bool any_nonfinite(distributed_model_base& model) {
   at::NoGradGuard no_grad;
-  auto grads = owned_gradients(model.state());
-  auto bad = std::any_of(grads.begin(), grads.end(),
-                         [](const auto& x) { return !is_finite(x.gradient); });
+  auto bad = !all_finite(contents(owned_gradients(model.state())));
   return sum_over(comm_group::world, "smp.any_nonfinite", bad ? 1.0 : 0.0) > 0;
 }
 

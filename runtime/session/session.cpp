@@ -393,8 +393,15 @@ session::session(session_config config, std::string settings)
   auto layout = layout_of(config, env.world_size);
   (void)rank_layout{layout}; // throws before anything starts
   check_limits(env.world_size);
-  // Another launcher binds its ranks itself.
-  if (env.supervised)
+  auto device = choose_device(config.device, env.local_rank);
+  if (config.device == "auto")
+    settings += fmt::format("device that smp.device = auto found = {}\n",
+                            device
+                              ? c10::DeviceTypeName(device->get().type(), true)
+                              : "cpu (smp.device = cpu: everywhere)");
+  // Another launcher binds its ranks itself, and a driver has threads of its
+  // own.
+  if (env.supervised && !device)
     bind_to_cores(env, config.threads);
   process_ = std::make_unique<process>();
   if (env.world_size > 1)
@@ -403,7 +410,7 @@ session::session(session_config config, std::string settings)
   parts.layout = layout;
   parts.host = process_->host;
   parts.token = std::make_shared<execution_token>();
-  parts.device = choose_device(config.device, env.local_rank);
+  parts.device = std::move(device);
   parts.fabric = make_fabric(env, config, process_->network, process_->secret);
   parts.config = std::move(config);
   rank_ = std::make_shared<rank_runtime>(std::move(parts));

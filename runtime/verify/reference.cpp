@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -321,9 +322,11 @@ void reference_run::update(const moment& x,
                            step_evidence& result) {
   apart here{state_->device};
   auto& s = *state_;
-  double squares = 0;
+  std::vector<at::Tensor> all;
   for (auto& [name, g] : gradients)
-    squares += sum_of_squares(g);
+    all.push_back(g);
+  auto sums = sums_of_squares(all);
+  auto squares = std::accumulate(sums.begin(), sums.end(), 0.0);
   result.gradient_norm = std::sqrt(squares);
   auto factor = std::min(1.0,
                          s.config.optimizer.clip_grad_norm.value_or(infinity)

@@ -11,6 +11,7 @@
 
 // Processes that compute on simulated devices.
 
+using Catch::Matchers::ContainsSubstring;
 using namespace smp::test;
 
 namespace {
@@ -23,6 +24,16 @@ std::map<std::string, std::string> simulated_devices() {
           {"SMP_SIM_CHECK", "1"},
           {"SMP_SIM_POISON", "1"},
           {"SMP_SIM_DELAY_US", "20"}};
+}
+
+/// A driver that answers so (tests/no_driver).
+std::map<std::string, std::string> driver(const std::string& version,
+                                          const std::string& gpus) {
+  return {{"LD_PRELOAD", std::filesystem::canonical(
+                           built_program("../lib/smp_no_driver.so"))},
+          {"SMP_CUDA", ""},
+          {"SMP_TEST_CUDA_VERSION", version},
+          {"SMP_TEST_CUDA_GPUS", gpus}};
 }
 
 /// The first steps of the quickstart.
@@ -59,4 +70,54 @@ TEST_CASE("The quickstart has the losses of the host on devices",
             == Catch::Approx(host[i][key].get<double>()).epsilon(1e-5));
   CHECK(device[1]["held_out_loss"].get<double>()
         == Catch::Approx(host[1]["held_out_loss"].get<double>()).epsilon(1e-5));
+}
+
+TEST_CASE("A driver that is too old is refused by name, or not used",
+          "[apps][train][device]") {
+  train_dir dir{""};
+  auto old = driver("12040", "1");
+  auto refused = quickstart(dir, "cuda", old);
+  auto code = refused.join();
+  INFO(refused.output());
+  CHECK(code == 2);
+  CHECK_THAT(refused.output(),
+             ContainsSubstring("smp.device = 'cuda': the NVIDIA driver is made "
+                               "for CUDA 12.4, and 13.0 is needed"));
+  auto trained = quickstart(dir, "auto", old);
+  finish(trained);
+  const std::string remark
+    = "smp: this computes on the CPU: the NVIDIA driver "
+      "is made for CUDA 12.4";
+  auto text = trained.output();
+  INFO(text);
+  CHECK(text.find(remark) != text.npos);
+  CHECK(text.find(remark) == text.rfind(remark));
+}
+
+TEST_CASE("What LibTorch has for GPUs is loaded, or said to be missing",
+          "[apps][train][device]") {
+  train_dir dir{""};
+  auto run = quickstart(dir, "auto", {{"SMP_CUDA", "1"}});
+  finish(run);
+  INFO(run.output());
+  auto says = [&](const char* x) {
+    return run.output().find(x) != std::string::npos;
+  };
+  // On a machine with a GPU it trains there.
+  CHECK((says("libtorch_cuda.so is not there") || says("no NVIDIA driver")
+         || says("cuda:0")));
+}
+
+TEST_CASE("check tells which rank would get which GPU",
+          "[apps][train][device]") {
+  train_dir dir{tiny_gpt(2, 2, 4, "[train]\nsteps = 1\n")};
+  auto check = [&](std::map<std::string, std::string> environment) {
+    return dir.start({"check", "tiny.toml", "--ranks=4"}, environment).finish();
+  };
+  CHECK_THAT(
+    check(driver("13000", "2")),
+    ContainsSubstring("devices: 4 ranks on cuda\n"
+                      "  cuda:0  GPU of tests 0, 0.0 GB: ranks 0, 2\n"
+                      "  cuda:1  GPU of tests 1, 0.0 GB: ranks 1, 3\n"));
+  CHECK_THAT(check({}), ContainsSubstring("devices: 4 ranks on cpu: "));
 }

@@ -19,7 +19,8 @@ using test::scratch_dir;
 
 TEST_CASE("a file is read whole, or as far as asked", "[runtime]") {
   scratch_dir dir;
-  auto text = "one\0two\n"s + std::string(200'000, 'x');
+  auto text = "one\0two\n"s;
+  text.append(200'000, 'x');
   auto path = dir.write("text", text);
   CHECK(read_text(path) == text);
   CHECK(try_read(path) == text);

@@ -20,6 +20,14 @@
 // run to run.
 
 using namespace smp;
+
+namespace {
+
+double sum_of_squares(const at::Tensor& x) {
+  return sums_of_squares({x}).front();
+}
+
+} // namespace
 using namespace smp::test;
 
 namespace {

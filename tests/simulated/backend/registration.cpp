@@ -54,6 +54,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
          CppFunction::makeFromBoxedFunction<&convolution_backward>());
   // Else it is made of other operators, which round differently.
   m.impl("native_layer_norm", CppFunction::makeFromBoxedFunction<&fallback>());
+  // A kernel of its own, as CUDA has one.
+  for (auto* name :
+       {"_fused_adam_", "_fused_adamw_", "_fused_adagrad_", "_fused_sgd_"})
+    m.impl(name, CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
