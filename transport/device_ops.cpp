@@ -19,7 +19,11 @@ void check_on_host(device_ref x) {
 
 } // namespace
 
-device_links host_ops::links() const {
+shared_memory device_ops::share(uint64_t) {
+  return {};
+}
+
+shared_memory device_ops::open(const std::string&) {
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace smp {
 
@@ -21,12 +22,13 @@ public:
   virtual void then(std::function<void()> f) = 0;
 };
 
-/// What the devices of a rank can reach without the host.
-struct device_links {
-  /// The devices of the other ranks on their node.
-  bool peer_access = false;
-  /// Those of other nodes, through the network.
-  bool rdma = false;
+/// Memory of a device that devices of other ranks of the machine can read.
+struct shared_memory {
+  std::shared_ptr<std::byte> bytes; // null: there is none
+  uint64_t size = 0;
+  device_ref device;
+  /// What `open` of another rank needs to know of it; opaque bytes.
+  std::string handle;
 };
 
 /// Memory and copies for the devices of a rank, whatever they are, so that code
@@ -35,8 +37,19 @@ class device_ops {
 public:
   virtual ~device_ops() = default;
 
-  /// The result never changes.
-  virtual device_links links() const = 0;
+  /// Whether the network can read and write the memory of the devices. The
+  /// result never changes.
+  virtual bool rdma() const {
+    return false;
+  }
+
+  /// Makes memory of the device of this rank, an allocation of its own.
+  /// @returns none if the device shares none, or has not that much
+  virtual shared_memory share(uint64_t size);
+
+  /// @param handle of what another rank of this machine shares
+  /// @returns that memory, none if the device of this rank cannot reach it
+  virtual shared_memory open(const std::string& handle);
 
   /// @returns the device of this rank for a tensor that another rank has on its
   /// device `x`; nothing if this rank has no device of that type.
@@ -51,6 +64,7 @@ public:
   /// Starts to copy the bytes of `from` as soon as they are ready. The caller
   /// keeps both memories alive until it is done. A copy from host to host is
   /// done at once, @pre the bytes are ready.
+  /// @param from may lie in memory that `open` gave
   /// @param to memory at `where`, large enough for all bytes
   /// @returns `from` in its new place, with an event of its own
   /// @throws error
@@ -62,8 +76,6 @@ public:
 /// The operations of a rank without devices.
 class host_ops final : public device_ops {
 public:
-  device_links links() const override;
-
   std::optional<device_ref> here(device_ref x) const override;
 
   std::shared_ptr<std::byte> allocate(device_ref where, uint64_t size) override;

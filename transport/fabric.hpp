@@ -23,10 +23,11 @@ enum class message_kind : uint8_t {
   exchange,   // transport/exchange.hpp: matched by name
   object,     // runtime/calls/object_store.hpp: fetch, fetched, release
   collective, // transport/collectives/collectives.hpp
+  returned,   // actors/comm/device_arenas.hpp: blocks that were lent
 };
 
 constexpr message_kind last_of(message_kind) noexcept {
-  return message_kind::collective;
+  return message_kind::returned;
 }
 
 /// One self-describing message: an envelope and the tensors it refers to, as

@@ -114,10 +114,10 @@ bool inspect_outline(Inspector& f, tensor_ref& x) {
     return std::none_of(x.shape.begin(), x.shape.end(),
                         [](auto size) { return size < 0; });
   };
-  return f.object(x).fields(f.field("nbytes", x.nbytes),
-                            f.field("dtype", x.dtype),
-                            f.field("device", x.device),
-                            f.field("shape", get, set), strides_field(f, x));
+  return f.object(x).fields(
+    f.field("nbytes", x.nbytes), f.field("dtype", x.dtype),
+    f.field("device", x.device), f.field("lent", x.lent),
+    f.field("shape", get, set), strides_field(f, x));
 }
 
 } // namespace smp

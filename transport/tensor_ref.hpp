@@ -50,6 +50,9 @@ struct tensor_ref : tensor_meta {
   /// The sender's device that it lay on, while it is in flight in host memory:
   /// the receiver places it on a device again.
   device_ref home = {};
+  /// The bytes do not travel: `data` says where the sender's device has them
+  /// for the receiver's (actors/comm/device_arenas.hpp).
+  bool lent = false;
 };
 
 /// Tells whether a tensor of `sizes` with these strides is dense: its elements

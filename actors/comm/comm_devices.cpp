@@ -24,10 +24,10 @@ void comm_fabric::turn(comm_stage to, comm_message_ptr x) {
 }
 
 void comm_fabric::bring(comm_message& x, size_t position,
-                        std::shared_ptr<std::byte> to) {
+                        std::shared_ptr<std::byte> to, device_ref where) {
   auto& t = x.content.body.tensors[position];
   auto home = t.device == device_ref{} ? t.home : t.device;
-  auto copy = devices_->copy(t, std::move(to), {});
+  auto copy = devices_->copy(t, std::move(to), where);
   x.sources.push_back(std::exchange(t, std::move(copy)));
   t.home = home;
 }
@@ -35,16 +35,20 @@ void comm_fabric::bring(comm_message& x, size_t position,
 failure comm_fabric::bring_out(comm_message& x) try {
   auto& tensors = x.content.body.tensors;
   std::vector<std::shared_ptr<std::byte>> blocks(tensors.size());
+  std::vector<device_ref> places(tensors.size());
   for (auto& t : x.tensors)
-    if (t.device != device_ref{})
+    if (t.device != device_ref{} && t.block) {
       blocks[t.position] = std::exchange(t.block, nullptr);
+      if (t.lends)
+        places[t.position] = arenas_.place();
+    }
   // All of them before the first copy, which could not be taken back.
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].device != device_ref{} && !blocks[i])
       blocks[i] = devices_->allocate({}, tensors[i].nbytes);
   for (size_t i = 0; i < tensors.size(); ++i)
     if (blocks[i])
-      bring(x, i, std::move(blocks[i]));
+      bring(x, i, std::move(blocks[i]), places[i]);
   return {};
 } catch (const error& e) {
   return e.cause();
@@ -55,31 +59,65 @@ failure comm_fabric::bring_out(comm_message& x) try {
 failure comm_fabric::bring_rest(comm_message& x) try {
   for (auto& t : x.tensors)
     if (t.block)
-      bring(x, t.position, std::move(t.block));
+      bring(x, t.position, std::move(t.block), {});
   x.sources.clear();
   return {};
 } catch (const error& e) {
   return e.cause();
 }
 
-void comm_fabric::bring_in(comm_message& x) try {
+failure comm_fabric::bring_in(comm_message& x) try {
   for (auto& t : x.content.body.tensors) {
-    auto where = t.home == device_ref{} ? std::nullopt : devices_->here(t.home);
-    tensor_ref copy;
-    if (where)
-      copy = devices_->copy(t, devices_->allocate(*where, t.nbytes), *where);
-    else if (receive_arena_ && receive_arena_->contains(t.data))
-      copy = devices_->copy(t, pool_.take(t.nbytes), {});
-    else
-      continue;
-    if (where)
-      copy.home = {};
-    x.sources.push_back(std::exchange(t, std::move(copy)));
+    if (t.lent) {
+      auto there = arenas_.find(x.peer, t);
+      x.borrowed.push_back(there.number);
+      ledger_.received(comm_rule::device_path);
+      t = std::move(there.tensor);
+    }
+    if (auto copy = copy_of(t))
+      x.sources.push_back(std::exchange(t, std::move(*copy)));
   }
-} catch (const std::bad_alloc&) {
-  // The tensor stays in host memory,
-} catch (const error&) {
-  // and its `home` still says where it belongs.
+  return {};
+} catch (const error& e) {
+  auto why = e.cause();
+  why.rank = x.peer;
+  return why;
+}
+
+std::optional<tensor_ref> comm_fabric::copy_of(const tensor_ref& x) {
+  auto where = x.home == device_ref{} ? std::nullopt : devices_->here(x.home);
+  try {
+    if (where) {
+      auto result = devices_->copy(x, devices_->allocate(*where, x.nbytes),
+                                   *where);
+      result.home = {};
+      return result;
+    }
+    if (receive_arena_ && receive_arena_->contains(x.data))
+      return devices_->copy(x, pool_.take(x.nbytes), {});
+  } catch (const std::bad_alloc&) {
+    // The tensor stays in host memory,
+  } catch (const error&) {
+    // and its `home` still says where it belongs.
+  }
+  if (x.device == device_ref{})
+    return std::nullopt;
+  return devices_->copy(x, devices_->allocate({}, x.nbytes), {});
+}
+
+void comm_fabric::take_back(rank_id by, const message& x) try {
+  arenas_.take_back(by, x);
+} catch (const error& e) {
+  auto why = e.cause();
+  why.rank = by;
+  inner().peer_lost(why);
+}
+
+std::vector<bool> comm_fabric::open_arenas(std::vector<std::string> handles) {
+  for (uint64_t i = 0; i < handles.size(); ++i)
+    if (rank_id{i} == self() || !router_.link_to(rank_id{i}).same_node)
+      handles[i].clear();
+  return arenas_.open(handles);
 }
 
 bool comm_fabric::awaits_device(comm_stage at, const comm_message_ptr& x) {

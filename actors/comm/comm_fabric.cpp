@@ -29,6 +29,19 @@ bool any_on_device_path(const comm_message& x) noexcept {
   return std::any_of(x.tensors.begin(), x.tensors.end(), on_device_path);
 }
 
+bool is_lent(const comm_tensor& x) noexcept {
+  return on_device_path(x) && x.lends;
+}
+
+/// Whether the receiver decides where the tensor goes.
+bool is_placed(const comm_tensor& x) noexcept {
+  return on_device_path(x) && !x.lends;
+}
+
+bool any_placed(const comm_message& x) noexcept {
+  return std::any_of(x.tensors.begin(), x.tensors.end(), is_placed);
+}
+
 bool is_on_host(const tensor_ref& x) noexcept {
   return x.device == device_ref{} && !x.ready;
 }
@@ -62,11 +75,12 @@ comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
                ? options.devices
                : std::shared_ptr<device_ops>{std::make_shared<host_ops>()}),
     device_patience_(options.device_patience),
-    pool_(router_.has_device_path() ? pool_limit : 0),
+    arenas_(options.devices, options.device_arena),
+    pool_(router_.has_fabric_arenas() ? pool_limit : 0),
     hand_over_(std::move(f)),
     waits_(std::make_shared<device_waits>(
       [this](comm_stage at, comm_message_ptr x) { turn(at, std::move(x)); })) {
-  if (router_.has_device_path())
+  if (router_.has_fabric_arenas())
     prepare_device_path(options);
 }
 
@@ -169,7 +183,8 @@ void comm_fabric::allocate(comm_message_ptr x) {
   for (auto& t : x->tensors) {
     if (!on_device_path(t))
       continue;
-    t.block = send_arena_->take(t.nbytes);
+    t.lends = same_node && t.device != device_ref{};
+    t.block = t.lends ? arenas_.take(t.nbytes) : send_arena_->take(t.nbytes);
     if (t.block)
       continue;
     t.rule = comm_rule::no_space;
@@ -195,7 +210,7 @@ void comm_fabric::launch(const comm_message_ptr& x) {
   auto done = [this, x](const failure& why) { left(x, why); };
   // From here on the fabric owns the content, so everything that is needed
   // later is stored beside it.
-  if (!any_on_device_path(*x)) {
+  if (!any_placed(*x)) {
     ledger_.move(x->number, comm_stage::tracker);
     ledger_.handled(comm_stage::tracker, x->bytes);
     return inner().send(x->peer, std::move(x->content), std::move(done));
@@ -214,7 +229,7 @@ std::vector<uint64_t> comm_fabric::await_places(const comm_message_ptr& x) {
   std::lock_guard guard{awaited_mutex_};
   for (size_t i = 0; i < x->tensors.size(); ++i) {
     auto& t = x->tensors[i];
-    if (!on_device_path(t))
+    if (!is_placed(t))
       continue;
     result[t.position] = t.id;
     awaited_.emplace(t.id, awaited_tensor{x, i});
@@ -343,11 +358,19 @@ bool comm_fabric::is_crowded() const {
 }
 
 void comm_fabric::on_message(rank_id from, message x) {
+  if (x.kind == message_kind::returned)
+    return take_back(from, x);
   if (all_tensors(x, just_rides))
     return deliver(from, std::move(x));
+  auto lent = !all_tensors(x, [](auto& t) { return !t.lent; });
+  if (lent && !arenas_)
+    return inner().peer_lost({error_code::protocol,
+                              from,
+                              {},
+                              "lends a tensor, and no device is here"});
   auto for_devices = is_for_devices(x);
   auto placed = has_placed(x);
-  if (!placed && !for_devices) {
+  if (!placed && !for_devices && !lent) {
     ledger_.passed_by(comm_stage::postprocessing);
     return deliver(from, std::move(x));
   }
@@ -355,6 +378,8 @@ void comm_fabric::on_message(rank_id from, message x) {
   m->peer = from;
   m->bytes = bytes_of(x);
   m->content = std::move(x);
+  if (lent)
+    return turn(comm_stage::d2d_recv, std::move(m));
   if (!placed)
     return turn(comm_stage::postprocessing, std::move(m));
   // A tensor that is kept for long blocks space in the arena, so it is copied
@@ -377,7 +402,7 @@ void comm_fabric::deliver(rank_id from, message x) {
   std::unique_lock guard{delivery_, std::defer_lock};
   // If stages deliver as well as the fabric: let in one at a time, and nothing
   // from a rank after its loss.
-  if (router_.has_device_path() || has_devices_) {
+  if (router_.has_fabric_arenas() || has_devices_) {
     guard.lock();
     if (lost_.contains(from))
       return;
@@ -392,6 +417,7 @@ void comm_fabric::on_peer_lost(const failure& x) {
     std::erase_if(awaited_,
                   [&](auto& y) { return y.second.of->peer == x.rank; });
   }
+  arenas_.lost(x.rank);
   std::lock_guard guard{delivery_};
   lost_.insert(x.rank);
   listener().on_peer_lost(x);
@@ -413,10 +439,11 @@ bool comm_fabric::is_for_devices(const message& x) const noexcept {
 bool comm_fabric::takes_turns(comm_stage x) const noexcept {
   switch (x) {
     case comm_stage::d2d_recv:
+      return router_.has_fabric_arenas() || arenas_;
     case comm_stage::cross_node_progress:
-      return router_.has_device_path();
+      return router_.has_fabric_arenas();
     case comm_stage::d2d_send:
-      return router_.has_device_path() && has_devices_;
+      return static_cast<bool>(arenas_);
     case comm_stage::preprocessing:
     case comm_stage::postprocessing:
       return has_devices_;
@@ -436,11 +463,10 @@ void comm_fabric::handle(comm_stage at, comm_message_ptr x) {
       t.ready = nullptr;
     return go_on(at, std::move(x));
   }
-  // `launch` counts the messages of D2D SEND.
-  if (at != comm_stage::d2d_send)
-    ledger_.handled(at, x->bytes);
+  ledger_.handled(at, x->bytes);
   if (x->number == 0) {
-    bring_in(*x);
+    if (auto why = bring_in(*x))
+      return inner().peer_lost(why);
   } else if (auto why = bring_out(*x)) {
     ledger_.leave(x->number);
     return x->finish(why);
@@ -452,12 +478,19 @@ void comm_fabric::handle(comm_stage at, comm_message_ptr x) {
 void comm_fabric::go_on(comm_stage at, comm_message_ptr x) {
   if (x->number == 0) {
     x->sources.clear();
+    if (!x->borrowed.empty())
+      inner().send(x->peer, device_arenas::give_back(x->borrowed));
     return deliver(x->peer, std::move(x->content));
   }
   if (auto why = bring_rest(*x)) {
     ledger_.leave(x->number);
     return x->finish(why);
   }
+  for (auto& t : x->tensors)
+    if (is_lent(t)) {
+      arenas_.lend(x->peer, x->content.body.tensors[t.position]);
+      ledger_.sent(t.rule);
+    }
   if (at == comm_stage::preprocessing)
     request(x);
   else
@@ -493,9 +526,11 @@ uint64_t comm_fabric::queued_to(rank_id x) const {
 comm_report comm_fabric::status() const {
   comm_report result;
   result.rank = self();
-  result.device_path = router_.has_device_path();
+  result.device_path = router_.has_fabric_arenas() || arenas_;
   ledger_.write(result);
-  if (send_arena_)
+  if (arenas_)
+    result.send_arena = arenas_.status();
+  else if (send_arena_)
     result.send_arena = send_arena_->status();
   if (receive_arena_)
     result.receive_arena = receive_arena_->status();

@@ -5,6 +5,7 @@
 #include "actors/board/rank_board.hpp"
 #include "actors/comm/comm_ledger.hpp"
 #include "actors/comm/comm_router.hpp"
+#include "actors/comm/device_arenas.hpp"
 #include "actors/comm/device_waits.hpp"
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/comm_message.hpp"
@@ -26,6 +27,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,9 +45,10 @@ class stage_actors;
 /// rank's board before it leaves and after its handler returned.
 ///
 /// No fabric reads or writes device memory. To leave, a tensor is copied to
-/// host memory (COMM PREPROCESSING) or into the send arena (D2D SEND,
-/// CROSS-NODE PROGRESS); the receiver copies it to its device (COMM
-/// POSTPROCESSING, D2D RECV, CROSS-NODE PROGRESS). Thread-safe.
+/// host memory (COMM PREPROCESSING), into the arena of the device (D2D SEND),
+/// or into that for the network (CROSS-NODE PROGRESS); the receiver copies it
+/// to its device (COMM POSTPROCESSING, D2D RECV, CROSS-NODE PROGRESS).
+/// Thread-safe.
 class comm_fabric final : public forwarding_fabric,
                           public credit_fabric,
                           private tensor_places {
@@ -73,6 +76,24 @@ public:
   /// unless `comm_options` says otherwise. Call before `start`.
   void place(std::vector<uint64_t> machine_of_rank) {
     router_.place(std::move(machine_of_rank));
+  }
+
+  // -- at the start, on a device ----------------------------------------------
+
+  /// @returns what ranks of this machine need to `open_arenas`; empty if the
+  /// device of this rank shares no memory
+  const std::string& arena_handle() const noexcept {
+    return arenas_.handle();
+  }
+
+  /// @param handles by rank
+  /// @returns whose arenas the device of this rank can read
+  std::vector<bool> open_arenas(std::vector<std::string> handles);
+
+  /// Sets whose devices can read the arena of this rank's: their tensors take
+  /// the device path. @pre no device tensor was sent yet
+  void reached_by(std::vector<bool> x) {
+    router_.reached_by(std::move(x));
   }
 
   /// COMM INITIATOR
@@ -177,8 +198,14 @@ private:
   /// @returns why `x` cannot be sent, or an empty failure
   failure bring_out(comm_message& x);
   failure bring_rest(comm_message& x);
-  void bring(comm_message& x, size_t position, std::shared_ptr<std::byte> to);
-  void bring_in(comm_message& x);
+  void bring(comm_message& x, size_t position, std::shared_ptr<std::byte> to,
+             device_ref where);
+  /// Starts to copy what belongs on a device, or leaves a crowded arena.
+  /// @returns why no correct rank sends this, or an empty failure
+  failure bring_in(comm_message& x);
+  /// @returns where `x` is copied to; nothing: it stays where it is
+  std::optional<tensor_ref> copy_of(const tensor_ref& x);
+  void take_back(rank_id by, const message& x);
   /// @returns whether `x` goes on later, at `at`
   bool awaits_device(comm_stage at, const comm_message_ptr& x);
   void look_for_late(comm_stage at);
@@ -191,6 +218,7 @@ private:
   const bool has_devices_;
   const std::shared_ptr<device_ops> devices_; // never null
   const std::chrono::milliseconds device_patience_;
+  device_arenas arenas_;
   comm_ledger ledger_;
   std::optional<arena> send_arena_;
   std::optional<arena> receive_arena_;

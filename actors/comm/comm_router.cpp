@@ -25,10 +25,10 @@ comm_link comm_router::link_to(rank_id peer) const noexcept {
   comm_link result;
   result.same_node = same_node(peer);
   auto forced = options_.force_device_path;
+  auto reached = peer.value < reached_by_.size() && reached_by_[peer.value];
   // The fabric copies what a rank sends to itself: no path to choose.
-  result.peer_access = result.same_node && peer != self_
-                       && (forced || links_.peer_access);
-  result.rdma = !result.same_node && (forced || links_.rdma);
+  result.peer_access = result.same_node && peer != self_ && (forced || reached);
+  result.rdma = !result.same_node && (forced || rdma_);
   return result;
 }
 

@@ -28,6 +28,8 @@ struct comm_options {
   /// Sizes in bytes of the arenas, which exist only with a device path.
   uint64_t send_arena = 0;
   uint64_t receive_arena = 0;
+  /// In bytes, of the arena on a device that shares memory.
+  uint64_t device_arena = 0;
   /// Ranks per node, whatever machines they are on, for use with
   /// `force_device_path`; 0: a node is a machine.
   uint64_t ranks_per_node = 0;
@@ -45,19 +47,26 @@ public:
   comm_router(rank_id self, const comm_options& options)
     : self_(self),
       options_(options),
-      links_(options.devices ? options.devices->links() : device_links{}) {
+      rdma_(options.devices && options.devices->rdma()) {
     // nop
   }
 
-  /// @returns whether any tensor can take the device path.
-  bool has_device_path() const noexcept {
-    return options_.force_device_path || links_.peer_access || links_.rdma;
+  /// @returns whether fabrics move tensors of the device path, from arenas in
+  /// host memory: there is RDMA, or tests do as if.
+  bool has_fabric_arenas() const noexcept {
+    return options_.force_device_path || rdma_;
   }
 
   /// Sets the machine of each rank, as arbitrary numbers, the same on all
   /// ranks; until then all are on one machine. @pre no path was chosen yet
   void place(std::vector<uint64_t> machine_of_rank) {
     machine_of_rank_ = std::move(machine_of_rank);
+  }
+
+  /// Sets whose devices can read the arena of this rank's device, by rank;
+  /// until then none can. @pre no device tensor was sent yet
+  void reached_by(std::vector<bool> x) {
+    reached_by_ = std::move(x);
   }
 
   comm_link link_to(rank_id peer) const noexcept;
@@ -71,8 +80,9 @@ private:
 
   rank_id self_;
   comm_options options_;
-  device_links links_;
+  bool rdma_;
   std::vector<uint64_t> machine_of_rank_;
+  std::vector<bool> reached_by_;
 };
 
 /// The rules themselves.

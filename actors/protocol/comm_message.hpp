@@ -23,8 +23,10 @@ struct comm_tensor {
   device_ref device;
   /// The rule that decided its path.
   comm_rule rule = comm_rule::device_path;
-  /// Block of the send arena, until the tensor has been copied there.
+  /// Block of an arena, until the tensor has been copied there.
   std::shared_ptr<std::byte> block = {};
+  /// The arena is that of the device.
+  bool lends = false;
 };
 
 /// What passes from stage to stage: a message to or from another rank. Only one
@@ -55,6 +57,8 @@ struct comm_message {
   std::vector<comm_tensor> tensors;
   /// What a device copies into the tensors of `content`, until it is done.
   std::vector<tensor_ref> sources;
+  /// Blocks of the sender's device to be returned when that is done.
+  std::vector<uint64_t> borrowed;
   /// A stage began to copy, and goes on at its next turn.
   bool copying = false;
   uint64_t bytes = 0;

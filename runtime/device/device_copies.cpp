@@ -1,17 +1,23 @@
 #include "runtime/device/device_copies.hpp"
 
 #include "runtime/base/fault.hpp"
+#include "transport/bytes.hpp"
 #include "transport/error.hpp"
+#include "transport/inspect.hpp"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
+
+#include <unistd.h>
 
 namespace smp {
 
@@ -46,6 +52,24 @@ auto without_torch_errors(F f) {
     throw error{error_code::transport,
                 std::string{"the device: "} + e.what_without_backtrace()};
   }
+}
+
+/// What other ranks are told of shared memory. One of the same process uses it
+/// as it is: drivers do not open what their own process exported.
+struct sharing {
+  int64_t process = 0;
+  uint64_t address = 0;
+  uint64_t size = 0;
+  device_ref device;
+  std::string exported;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, sharing& x) {
+  return f.object(x).fields(
+    f.field("process", x.process), f.field("address", x.address),
+    f.field("size", x.size), f.field("device", x.device),
+    f.field("exported", x.exported));
 }
 
 } // namespace
@@ -98,12 +122,74 @@ std::shared_ptr<std::byte> device_copies::allocate(device_ref where,
   });
 }
 
+shared_memory device_copies::share(uint64_t size) {
+  return without_torch_errors([&]() -> shared_memory {
+    c10::DeviceGuard on{device_};
+    auto total = c10::getDeviceAllocator(device_.type())
+                   ->getMemoryInfo(device_.index())
+                   .second;
+    size = std::min<uint64_t>(size, total / 16);
+    auto* memory = kind_->allocate_shared(device_.index(), size);
+    if (memory == nullptr)
+      return {};
+    std::shared_ptr<std::byte> bytes{
+      static_cast<std::byte*>(memory),
+      [kind = kind_](std::byte* x) { kind->free_shared(x); }};
+    auto exported = kind_->export_shared(memory);
+    if (exported.empty())
+      return {};
+    device_ref where{static_cast<uint8_t>(device_.type()), device_.index()};
+    byte_writer out;
+    out.put(sharing{::getpid(), reinterpret_cast<uint64_t>(memory), size, where,
+                    exported});
+    auto handle = out.take();
+    shared_size_ = size;
+    shared_ = bytes.get();
+    return {std::move(bytes),
+            size,
+            where,
+            {reinterpret_cast<const char*>(handle.data()), handle.size()}};
+  });
+}
+
+shared_memory device_copies::open(const std::string& handle) {
+  auto x = byte_reader{std::as_bytes(std::span{handle}), "shared memory"}
+             .get<sharing>("handle");
+  if (x.device.type != static_cast<uint8_t>(device_.type()))
+    return {};
+  if (x.process == ::getpid())
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return {{std::shared_ptr<void>{}, reinterpret_cast<std::byte*>(x.address)},
+            x.size,
+            x.device,
+            handle};
+  return without_torch_errors([&]() -> shared_memory {
+    c10::DeviceGuard on{device_};
+    auto* memory = kind_->open_shared(device_.index(), x.exported);
+    if (memory == nullptr)
+      return {};
+    return {{static_cast<std::byte*>(memory),
+             [kind = kind_](std::byte* y) { kind->close_shared(y); }},
+            x.size,
+            *here(x.device),
+            handle};
+  });
+}
+
+const device_lane& device_copies::lane_to(const std::byte* to,
+                                          device_ref where) const {
+  const std::byte* begin = shared_;
+  auto is_shared = begin != nullptr && to >= begin
+                   && to < begin + shared_size_.load();
+  return where == device_ref{} || is_shared ? out_ : in_;
+}
+
 tensor_ref device_copies::copy(const tensor_ref& from,
                                std::shared_ptr<std::byte> to,
                                device_ref where) {
   if (from.device == device_ref{} && where == device_ref{})
     return host_ops{}.copy(from, std::move(to), where);
-  auto& lane = where == device_ref{} ? out_ : in_;
+  auto& lane = lane_to(to.get(), where);
   auto result = from;
   result.data = to.get();
   result.device = where;
@@ -116,9 +202,9 @@ tensor_ref device_copies::copy(const tensor_ref& from,
         .copy_(bytes_at(from.data, from.nbytes, from.device), true);
     return std::make_shared<device_point>(kind_, lane);
   });
-  if (SMP_FAULT("unawaited-arrival") && where != device_ref{})
+  if (SMP_FAULT("unawaited-arrival") && &lane == &in_)
     result.ready = nullptr;
-  if (SMP_FAULT("unawaited-departure") && where == device_ref{})
+  if (SMP_FAULT("unawaited-departure") && &lane == &out_)
     result.ready = nullptr;
   result.owner = std::move(to);
   return result;

@@ -6,8 +6,12 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace smp {
 
@@ -23,9 +27,10 @@ public:
                 c10::Stream compute, const device_lane& out,
                 const device_lane& in);
 
-  device_links links() const override {
-    return {};
-  }
+  /// At most a sixteenth of the device.
+  shared_memory share(uint64_t size) override;
+
+  shared_memory open(const std::string& handle) override;
 
   std::optional<device_ref> here(device_ref x) const override;
 
@@ -35,11 +40,17 @@ public:
                   device_ref where) override;
 
 private:
+  /// The lane of a copy to `to`.
+  const device_lane& lane_to(const std::byte* to, device_ref where) const;
+
   std::shared_ptr<accelerator> kind_;
   c10::Device device_;
   c10::Stream compute_;
   device_lane out_;
   device_lane in_;
+  /// What this rank shares; its owner keeps it.
+  std::atomic<const std::byte*> shared_ = nullptr;
+  std::atomic<uint64_t> shared_size_ = 0;
 };
 
 } // namespace smp

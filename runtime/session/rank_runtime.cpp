@@ -12,18 +12,30 @@
 #include "runtime/step/executor_thread.hpp"
 #include "runtime/step/model_state.hpp"
 
+#include <span>
+#include <string>
 #include <utility>
 
 namespace smp {
 
 namespace {
 
+/// In bytes: what a rank has under way to others of its machine.
+constexpr uint64_t device_arena = uint64_t{256} << 20;
+
 comm_options options_of_stages(const session_config& x,
                                const rank_device* device) {
   constexpr uint64_t mb = 1 << 20;
-  return {x.device_path.force, x.device_path.send_arena * mb,
-          x.device_path.receive_arena * mb, x.device_path.ranks_per_node,
-          device ? device->copies() : nullptr};
+  comm_options result;
+  result.force_device_path = x.device_path.force;
+  result.send_arena = x.device_path.send_arena * mb;
+  result.receive_arena = x.device_path.receive_arena * mb;
+  result.ranks_per_node = x.device_path.ranks_per_node;
+  if (device != nullptr) {
+    result.devices = device->copies();
+    result.device_arena = device_arena;
+  }
+  return result;
 }
 
 /// One execution runs on the device, and the next is there when it ends.
@@ -192,6 +204,28 @@ rank_runtime::take_places(const std::vector<member>& all) {
     for (auto& x : all)
       host_of_.push_back(x.host);
   return result;
+}
+
+void rank_runtime::connect_devices() {
+  if (launches_ == nullptr)
+    return;
+  auto world = own_layout_.members(comm_group::world, self_);
+  auto gather = [&](const char* what, auto bytes) {
+    auto mine = std::as_bytes(std::span{bytes});
+    return own_exchange_.all_gather(world, what,
+                                    {{mine.begin(), mine.end()}, {}});
+  };
+  std::vector<std::string> handles;
+  for (auto& x : gather("smp.device.arenas", fabric_->arena_handle()))
+    handles.emplace_back(reinterpret_cast<const char*>(x.bytes.data()),
+                         x.bytes.size());
+  std::string reached;
+  for (bool x : fabric_->open_arenas(std::move(handles)))
+    reached += x ? '1' : '0';
+  std::vector<bool> by;
+  for (auto& x : gather("smp.device.reached", reached))
+    by.push_back(x.bytes.at(self_.value) == std::byte{'1'});
+  fabric_->reached_by(std::move(by));
 }
 
 void rank_runtime::rank_down(const failure& x) {

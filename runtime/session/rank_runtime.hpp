@@ -60,6 +60,11 @@ public:
   /// @returns the addresses of their fabrics. @pre not started
   std::vector<std::string> take_places(const std::vector<member>& all);
 
+  /// Tells the other ranks of the machine how to read the arena of the device.
+  /// Which pairs of devices reach each other is agreed on here. Collective;
+  /// does nothing on the host.
+  void connect_devices();
+
   /// Connects to the other ranks and starts the actors.
   void start(const std::vector<std::string>& addresses);
 

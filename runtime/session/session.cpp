@@ -366,6 +366,7 @@ void session::process::begin(const rank_environment& env, rank_runtime& rank,
   at::set_num_threads(static_cast<int>(threads > 0 ? threads : cores));
   rank.attach_main_thread();
   rank.start(addresses);
+  rank.connect_devices();
   if (env.world_size == 1)
     stalls = std::make_unique<stall_search>(*host, stalls_of(rank.config()),
                                             std::vector{rank.watch()});
@@ -435,6 +436,7 @@ session::session(session_config config, std::shared_ptr<rank_runtime> x)
   validate(config);
   rank_->set_owner(this);
   rank_->attach_main_thread();
+  rank_->connect_devices();
   set_current(this);
 }
 

@@ -1,9 +1,10 @@
-// ctest: seconds=20 processors=2
+// ctest: seconds=60 processors=2
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/train_dir.hpp"
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -58,18 +59,56 @@ TEST_CASE("The quickstart has the losses of the host on devices",
   train_dir dir{""};
   auto on_host = quickstart(dir, "cpu", {});
   finish(on_host);
-  auto on_device = quickstart(dir, "sim", simulated_devices());
-  finish(on_device);
   auto host = dir.metrics("cpu");
-  auto device = dir.metrics("sim");
   REQUIRE(host.size() == 2);
-  REQUIRE(device.size() == 2);
-  for (auto* key : {"loss", "grad_norm"})
-    for (size_t i = 0; i < 2; ++i)
-      CHECK(device[i][key].get<double>()
-            == Catch::Approx(host[i][key].get<double>()).epsilon(1e-5));
-  CHECK(device[1]["held_out_loss"].get<double>()
-        == Catch::Approx(host[1]["held_out_loss"].get<double>()).epsilon(1e-5));
+  // Through memory of the devices, and where they do not reach each other.
+  for (auto* alone : {"0", "1"}) {
+    CAPTURE(alone);
+    auto environment = simulated_devices();
+    environment["SMP_SIM_NO_PEERS"] = alone;
+    auto on_device = quickstart(dir, "sim", environment);
+    finish(on_device);
+    auto device = dir.metrics("sim");
+    REQUIRE(device.size() == 2);
+    for (auto* key : {"loss", "grad_norm"})
+      for (size_t i = 0; i < 2; ++i)
+        CHECK(device[i][key].get<double>()
+              == Catch::Approx(host[i][key].get<double>()).epsilon(1e-5));
+    CHECK(
+      device[1]["held_out_loss"].get<double>()
+      == Catch::Approx(host[1]["held_out_loss"].get<double>()).epsilon(1e-5));
+    std::filesystem::remove_all(dir.path / "sim");
+  }
+}
+
+TEST_CASE("A rank that is killed while others read its device ends the run",
+          "[apps][train][device]") {
+  train_dir dir{""};
+  auto environment = simulated_devices();
+  environment["SMP_SIM_DELAY_US"] = "2000";
+  auto run = dir.start({source_file("config/quickstart.toml"),
+                        "--train.log_interval=1", "--train.eval_steps=0",
+                        "--smp.device=sim", "--run-dir=run"},
+                       environment);
+  REQUIRE(run.wait_for(" 1/100"));
+  ::kill(dir.process_of(1), SIGKILL);
+  auto code = run.join(std::chrono::seconds{30});
+  INFO(run.output());
+  CHECK(code == 3);
+  CHECK_THAT(run.output(), ContainsSubstring("rank 1"));
+}
+
+TEST_CASE("A rank without memory on its device says what it needs",
+          "[apps][train][device]") {
+  train_dir dir{""};
+  auto environment = simulated_devices();
+  environment["SMP_SIM_CAPACITY"] = "24";
+  auto run = quickstart(dir, "sim", environment);
+  auto code = run.join(std::chrono::minutes{2});
+  INFO(run.output());
+  CHECK(code == 3);
+  CHECK_THAT(run.output(), ContainsSubstring("out of memory")
+                             && ContainsSubstring("this rank needs"));
 }
 
 TEST_CASE("A driver that is too old is refused by name, or not used",

@@ -374,16 +374,16 @@ TEST_CASE("the outline of a tensor is checked", "[transport][bytes]") {
          {1, 2}, {1, 2, 6, 6}, {1, 1, 1}, {2, 1, 1}, {1, 2, 5}, {1, 2, -1}}) {
     x.strides = strides;
     CHECK_THROWS_MATCHES(read(x), error,
-                         Message("strides at byte 40: no such value"));
+                         Message("strides at byte 41: no such value"));
   }
   constexpr auto many = int64_t{1} << 40;
   x.shape = {many, many};
   x.strides = {1, many};
   CHECK_THROWS_MATCHES(read(x), error,
-                       Message("strides at byte 32: no such value"));
+                       Message("strides at byte 33: no such value"));
   x.shape = {2, 0, 3};
   x.strides.clear();
   x.shape[1] = -1;
   CHECK_THROWS_MATCHES(read(x), error,
-                       Message("shape at byte 12: no such value"));
+                       Message("shape at byte 13: no such value"));
 }

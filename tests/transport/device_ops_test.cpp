@@ -22,8 +22,8 @@ constexpr device_ref elsewhere{1, 0};
 TEST_CASE("a rank without devices has host memory, and copies there at once",
           "[transport][device]") {
   host_ops ops;
-  CHECK_FALSE(ops.links().peer_access);
-  CHECK_FALSE(ops.links().rdma);
+  CHECK(ops.share(1 << 20).bytes == nullptr);
+  CHECK_FALSE(ops.rdma());
   CHECK(ops.here({}) == device_ref{});
   CHECK_FALSE(ops.here(elsewhere).has_value());
   auto from = make_tensor(1000, 1);

@@ -11,36 +11,48 @@
 
 namespace smp {
 
+namespace {
+
+std::shared_ptr<std::byte> shared_with_network(uint64_t bytes) {
+  if (bytes == 0)
+    return nullptr;
+  // Populated, as the first touch of a page costs more than copying it.
+  auto x = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (x == MAP_FAILED)
+    throw error{error_code::transport, "no memory for an arena of "
+                                         + std::to_string(bytes) + " bytes"};
+  return {static_cast<std::byte*>(x),
+          [bytes](std::byte* y) { ::munmap(y, bytes); }};
+}
+
+} // namespace
+
 struct arena::store {
   explicit store(uint64_t capacity) : blocks(capacity, alignment) {
-    if (blocks.capacity() == 0)
-      return;
-    // Populated, as the first touch of a page costs more than copying it.
-    auto x = ::mmap(nullptr, blocks.capacity(), PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (x == MAP_FAILED)
-      throw error{error_code::transport, "no memory for an arena of "
-                                           + std::to_string(blocks.capacity())
-                                           + " bytes"};
-    memory = static_cast<std::byte*>(x);
+    owner = shared_with_network(blocks.capacity());
+    memory = owner.get();
   }
 
-  ~store() {
-    if (memory != nullptr)
-      ::munmap(memory, blocks.capacity());
+  store(std::shared_ptr<std::byte> x, uint64_t capacity)
+    : blocks(capacity, alignment), owner(std::move(x)), memory(owner.get()) {
+    // nop
   }
-
-  store(const store&) = delete;
-  store& operator=(const store&) = delete;
 
   mutable std::mutex mutex;
   buddy_allocator blocks;  // guarded by mutex
   uint64_t high_water = 0; // guarded by mutex
   uint64_t refused = 0;    // guarded by mutex
+  std::shared_ptr<std::byte> owner;
   std::byte* memory = nullptr;
 };
 
 arena::arena(uint64_t capacity) : store_(std::make_shared<store>(capacity)) {
+  // nop
+}
+
+arena::arena(std::shared_ptr<std::byte> memory, uint64_t capacity)
+  : store_(std::make_shared<store>(std::move(memory), capacity)) {
   // nop
 }
 

@@ -45,6 +45,10 @@ public:
   /// @throws error (transport) if there is none
   explicit arena(uint64_t capacity);
 
+  /// Of memory that is there, as on a device; nothing here touches it.
+  /// @param memory of at least that many bytes; blocks keep it alive
+  arena(std::shared_ptr<std::byte> memory, uint64_t capacity);
+
   /// @returns a block of at least `size` bytes, which its last owner returns to
   /// the arena, or null if no block is free.
   std::shared_ptr<std::byte> take(uint64_t size);

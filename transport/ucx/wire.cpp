@@ -30,9 +30,9 @@ void write_outline(byte_writer& out, message_kind kind, uint64_t envelope_size,
   }
 }
 
-/// Bytes of a tensor's size, dtype, device, number of dimensions, and whether
-/// there are strides.
-constexpr size_t min_tensor_outline = 8 + 1 + 3 + 4 + 1;
+/// Bytes of a tensor's size, dtype, device, whether it is lent, number of
+/// dimensions, and whether there are strides.
+constexpr size_t min_tensor_outline = 8 + 1 + 3 + 1 + 4 + 1;
 
 outline read_outline(byte_reader& in) {
   outline result;

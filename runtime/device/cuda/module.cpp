@@ -8,7 +8,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace smp {
@@ -41,6 +43,71 @@ public:
     check(cudaLaunchHostFunc(static_cast<cudaStream_t>(x.native_handle()), call,
                              kept.get()));
     (void)kept.release(); // `call` has it
+  }
+
+  void* allocate_shared(c10::DeviceIndex, size_t bytes) override {
+    void* result = nullptr;
+    auto problem = cudaMalloc(&result, bytes);
+    if (problem != cudaErrorMemoryAllocation)
+      check(problem);
+    else
+      (void)cudaGetLastError();
+    return result;
+  }
+
+  void free_shared(void* x) override {
+    (void)cudaFree(x);
+  }
+
+  std::string export_shared(void* x) override {
+    exported_memory result{};
+    int device = 0;
+    check(cudaGetDevice(&device));
+    check(cudaDeviceGetPCIBusId(result.bus, sizeof(result.bus), device));
+    if (cudaIpcGetMemHandle(&result.handle, x) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return {};
+    }
+    return {reinterpret_cast<const char*>(&result), sizeof(result)};
+  }
+
+  void* open_shared(c10::DeviceIndex device,
+                    const std::string& exported) override {
+    exported_memory x{};
+    if (exported.size() != sizeof(x))
+      return nullptr;
+    std::memcpy(&x, exported.data(), sizeof(x));
+    void* result = nullptr;
+    if (!reaches(device, x.bus)
+        || cudaIpcOpenMemHandle(&result, x.handle,
+                                cudaIpcMemLazyEnablePeerAccess)
+             != cudaSuccess) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    return result;
+  }
+
+  void close_shared(void* opened) override {
+    (void)cudaIpcCloseMemHandle(opened);
+  }
+
+private:
+  /// Plain bytes.
+  struct exported_memory {
+    cudaIpcMemHandle_t handle;
+    char bus[32]; // of the device, which has other numbers in other processes
+  };
+
+  /// @param bus of the other device, which this process may not see
+  static bool reaches(c10::DeviceIndex device, const char* bus) {
+    int other = 0;
+    if (cudaDeviceGetByPCIBusId(&other, bus) != cudaSuccess)
+      return false;
+    int can = 0;
+    return other == device
+           || (cudaDeviceCanAccessPeer(&can, device, other) == cudaSuccess
+               && can != 0);
   }
 };
 

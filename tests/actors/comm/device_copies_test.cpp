@@ -25,7 +25,7 @@ constexpr uint64_t mb = 1024 * kb;
 /// What decides about tensors on a device, and which stages have to see them.
 struct way {
   comm_rule rule;
-  device_links links;
+  device_reach reach;
   uint64_t ranks_per_node;
   std::vector<comm_stage> out;
   std::vector<comm_stage> in;
@@ -67,11 +67,12 @@ const std::vector<way>& ways() {
 struct two_devices {
   explicit two_devices(const way& x) {
     for (int16_t i = 0; i < 2; ++i) {
-      all.push_back(std::make_shared<simulated_device>(i, x.links));
+      all.push_back(std::make_shared<simulated_device>(i, x.reach));
       comm_options mine;
       mine.ranks_per_node = x.ranks_per_node;
       mine.send_arena = 16 * mb;
       mine.receive_arena = 16 * mb;
+      mine.device_arena = 16 * mb;
       mine.devices = all.back();
       options.push_back(mine);
     }
@@ -276,14 +277,16 @@ TEST_CASE("what gets to a device after the stop ends as well",
 TEST_CASE("without space in an arena tensors of a device take the host path",
           "[actors][comm][device][R46]") {
   ON_EVERY_FABRIC;
-  auto same_node = GENERATE(false, true);
-  // In the arena of the sender, or of the receiver.
-  auto at_sender = GENERATE(false, true);
+  // In the arena of the sender, or of the receiver, which has none for its own
+  // node.
+  auto [same_node, at_sender] = GENERATE(values<std::pair<bool, bool>>(
+    {{false, false}, {false, true}, {true, true}}));
   CAPTURE(same_node, at_sender);
   two_devices d{way_of(comm_rule::device_path, same_node)};
   auto& small = d.options[at_sender ? 0 : 1];
   small.send_arena = 64 * kb;
   small.receive_arena = 64 * kb;
+  small.device_arena = 64 * kb;
   comm_world w{kind, d.options};
   w.at(0).send(rank_id{1}, make_message("x", {d.make(100 * kb, 1)}), {});
   REQUIRE(w.heard(1).wait_messages(1));

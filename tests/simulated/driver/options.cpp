@@ -32,6 +32,7 @@ options options_of_environment() {
   result.seed = number_in("SMP_SIM_SEED", 0);
   result.delay_us = static_cast<int>(number_in("SMP_SIM_DELAY_US", 0));
   result.poison = number_in("SMP_SIM_POISON", 0) != 0;
+  result.no_peers = number_in("SMP_SIM_NO_PEERS", 0) != 0;
   result.check = number_in("SMP_SIM_CHECK", 0) != 0;
   return result;
 }

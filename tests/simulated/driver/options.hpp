@@ -23,13 +23,15 @@ struct options {
   bool poison = false;
   /// Look for accesses that nothing orders (races.hpp).
   bool check = false;
+  /// No device reaches memory of another one, or of another process.
+  bool no_peers = false;
   /// Every launch waits for its kernel, as with CUDA_LAUNCH_BLOCKING.
   bool always_sync = false;
 };
 
 /// Those in force; may be changed while the devices are idle. At first what the
 /// environment says: SMP_SIM_DEVICES, SMP_SIM_CAPACITY (MB), SMP_SIM_DELAY_US,
-/// SMP_SIM_SEED, SMP_SIM_POISON=1, SMP_SIM_CHECK=1.
+/// SMP_SIM_SEED, SMP_SIM_POISON=1, SMP_SIM_CHECK=1, SMP_SIM_NO_PEERS=1.
 ///
 /// A process with SMP_SIM_CHECK=1 in which the checker finds something prints
 /// that when it exits, and exits with `exit_code_of_races`.

@@ -55,6 +55,7 @@ public:
       x->place(machine_of_rank);
     for (uint64_t i = 0; i < size; ++i)
       ranks_[i]->start(addresses, heard_[i]);
+    connect_devices();
   }
 
   ~comm_world() {
@@ -71,6 +72,21 @@ public:
   }
 
 private:
+  void connect_devices() {
+    auto size = ranks_.size();
+    std::vector<std::string> handles;
+    for (auto& x : ranks_)
+      handles.push_back(x->arena_handle());
+    std::vector<std::vector<bool>> by(size, std::vector<bool>(size));
+    for (uint64_t i = 0; i < size; ++i) {
+      auto reached = ranks_[i]->open_arenas(handles);
+      for (uint64_t k = 0; k < size; ++k)
+        by[k][i] = reached[k];
+    }
+    for (uint64_t i = 0; i < size; ++i)
+      ranks_[i]->reached_by(by[i]);
+  }
+
   std::vector<inbox> heard_;
   std::vector<std::unique_ptr<comm_fabric>> ranks_;
 };

@@ -13,17 +13,27 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace smp::test {
+
+/// What a device reaches without the host.
+struct device_reach {
+  /// Devices of the same process, which it then lets read its memory.
+  bool peers = false;
+  /// Those of other nodes.
+  bool rdma = false;
+};
 
 /// A device in this process, to find out who treats its memory as that of the
 /// host. Its addresses are reserved and never accessible: who touches them
@@ -81,8 +91,8 @@ public:
     std::vector<std::function<void()>> followers_;
   };
 
-  explicit simulated_device(int16_t index, device_links links = {})
-    : at_{type, index}, links_(links), thread_([this] { run(); }) {
+  explicit simulated_device(int16_t index, device_reach x = {})
+    : at_{type, index}, reach_(x), thread_([this] { run(); }) {
     // nop
   }
 
@@ -100,8 +110,29 @@ public:
 
   // -- device_ops -------------------------------------------------------------
 
-  device_links links() const override {
-    return links_;
+  bool rdma() const override {
+    return reach_.rdma;
+  }
+
+  shared_memory share(uint64_t size) override {
+    if (!reach_.peers)
+      return {};
+    return {memory_->take(size), size, at_,
+            std::to_string(reinterpret_cast<uintptr_t>(this))};
+  }
+
+  shared_memory open(const std::string& handle) override {
+    if (!reach_.peers)
+      return {};
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    auto* other = reinterpret_cast<simulated_device*>(std::stoull(handle));
+    std::lock_guard guard{shared_->mutex};
+    opened_[other->at_.index] = other->memory_;
+    auto& [begin, bytes] = *other->memory_->blocks.begin();
+    return {{other->memory_, const_cast<std::byte*>(begin)},
+            bytes.size(),
+            other->at_,
+            handle};
   }
 
   std::optional<device_ref> here(device_ref x) const override {
@@ -192,7 +223,8 @@ private:
 
     std::byte* at(const std::byte* x) {
       std::lock_guard guard{mutex};
-      return blocks.at(x).data();
+      auto& [begin, bytes] = *std::prev(blocks.upper_bound(x));
+      return bytes.data() + (x - begin);
     }
 
     std::mutex mutex;
@@ -207,10 +239,11 @@ private:
     std::shared_ptr<event> done;
   };
 
-  /// @pre `x` begins a block, if it is of this device
   std::byte* view(const void* x, device_ref where) {
     auto at = static_cast<const std::byte*>(x);
-    return where == at_ ? memory_->at(at) : const_cast<std::byte*>(at);
+    if (where == device_ref{})
+      return const_cast<std::byte*>(at);
+    return where == at_ ? memory_->at(at) : opened_.at(where.index)->at(at);
   }
 
   /// @pre the mutex is held, and events are those of this device
@@ -247,9 +280,10 @@ private:
   }
 
   const device_ref at_;
-  const device_links links_;
+  const device_reach reach_;
   std::shared_ptr<memory> memory_ = std::make_shared<memory>();
   std::shared_ptr<event::state> shared_ = std::make_shared<event::state>();
+  std::map<int16_t, std::shared_ptr<memory>> opened_;
   std::list<task> waiting_; // guarded by shared_->mutex
   bool stopping_ = false;   // guarded by shared_->mutex
   std::thread thread_;

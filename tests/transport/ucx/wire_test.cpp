@@ -98,7 +98,7 @@ TEST_CASE("claims that memory could not hold are refused before it is asked",
   for (auto [at, field] : {std::pair{1, "envelope"},
                            {9, "tensors"},
                            {13, "tensor.nbytes"},
-                           {25, "tensor.shape"}}) {
+                           {26, "tensor.shape"}}) {
     INFO(field);
     auto bytes = intact;
     std::fill_n(bytes.begin() + at, 4, std::byte{0xff});
