@@ -194,6 +194,14 @@ bool inspect(Inspector& f, offload_status& x) {
 }
 
 template <class Inspector>
+bool inspect(Inspector& f, device_status& x) {
+  return f.object(x).fields(f.field("name", x.name),
+                            f.field("memory", x.memory),
+                            f.field("peak_memory", x.peak_memory),
+                            f.field("total_memory", x.total_memory));
+}
+
+template <class Inspector>
 bool inspect(Inspector& f, rank_status& x) {
   return f.object(x).fields(
     f.field("pid", x.pid), f.field("host", x.host),
@@ -202,8 +210,8 @@ bool inspect(Inspector& f, rank_status& x) {
     f.field("queue", x.queue), f.field("up_seconds", x.up_seconds),
     f.field("busy_seconds", x.busy_seconds), f.field("bubble", x.bubble),
     f.field("memory", x.memory), f.field("peak_memory", x.peak_memory),
-    f.field("offload", x.offload), f.field("comm", x.comm),
-    f.field("actors", x.actors));
+    f.field("device", x.device), f.field("offload", x.offload),
+    f.field("comm", x.comm), f.field("actors", x.actors));
 }
 
 template <class Inspector>

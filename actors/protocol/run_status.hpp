@@ -68,6 +68,15 @@ struct offload_status {
   double wait_seconds = 0;
 };
 
+/// Where a rank computes, and the memory there, in bytes: what its process held
+/// when an execution last ended, and the most by then; 0: not known yet.
+struct device_status {
+  std::string name; // "cuda:0"
+  uint64_t memory = 0;
+  uint64_t peak_memory = 0;
+  uint64_t total_memory = 0; // that the device has
+};
+
 /// Status of one rank, as it reports it.
 struct rank_status {
   int64_t pid = 0;
@@ -89,6 +98,7 @@ struct rank_status {
   /// Of its process, in bytes.
   uint64_t memory = 0;
   uint64_t peak_memory = 0;
+  std::optional<device_status> device = {}; // nothing: the host
   std::optional<offload_status> offload = {};
   comm_status comm;
   std::vector<actor_status> actors;

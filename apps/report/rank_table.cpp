@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <tuple>
 
 namespace smp::app {
@@ -54,6 +56,10 @@ std::string bytes_cell(const std::optional<uint64_t>& x) {
   return cell(x, bytes_text);
 }
 
+std::string number_cell(const std::optional<uint64_t>& x) {
+  return cell(x, [](uint64_t y) { return std::to_string(y); });
+}
+
 std::string rate_cell(const std::optional<double>& x) {
   return cell(x, [](double y) { return bytes_text(static_cast<uint64_t>(y)); });
 }
@@ -68,9 +74,59 @@ std::string cut(std::string x, size_t width) {
   return x;
 }
 
-constexpr const char* columns
-  = "{:>4}  {:<{}}{:>6}{:>8}{:>7}{:>10}{:>10}{:>10}{:>10}";
-constexpr size_t other_columns = 4 + 2 + 6 + 8 + 7 + 4 * 10;
+/// A column to the right of the state.
+struct column {
+  std::string_view title;
+  size_t width;
+  std::string (*text)(const rank_row&);
+};
+
+constexpr column of_ranks[] = {
+  {"busy", 6, [](auto& x) { return cell(x.busy, percent); }},
+  {"bubble", 8, [](auto& x) { return cell(x.bubble, percent); }},
+  {"queue", 7, [](auto& x) { return number_cell(x.queue); }},
+  {"out/s", 10, [](auto& x) { return rate_cell(x.out); }},
+  {"in/s", 10, [](auto& x) { return rate_cell(x.in); }},
+  {"arena", 10, [](auto& x) { return bytes_cell(x.arena); }},
+  {"memory", 10, [](auto& x) { return bytes_cell(x.memory); }}};
+
+constexpr column of_devices[] = {
+  {"device", 9, [](auto& x) { return x.device.empty() ? "-" : x.device; }},
+  {"used", 10, [](auto& x) { return bytes_cell(x.device_memory); }},
+  {"peak", 10, [](auto& x) { return bytes_cell(x.device_peak_memory); }},
+  {"of", 10, [](auto& x) { return bytes_cell(x.device_total_memory); }}};
+
+constexpr size_t rank_width = 4;
+constexpr size_t least_state = 12;
+
+size_t width_of(const std::vector<column>& xs) {
+  size_t result = rank_width + 2;
+  for (auto& x : xs)
+    result += x.width;
+  return result;
+}
+
+std::vector<column> columns_for(const std::vector<rank_row>& rows,
+                                size_t width) {
+  std::vector<column> result(std::begin(of_ranks), std::end(of_ranks));
+  if (std::ranges::all_of(rows, &std::string::empty, &rank_row::device))
+    return result;
+  result.insert(result.end(), std::begin(of_devices), std::end(of_devices));
+  constexpr size_t readable_state = 20;
+  for (auto* title : {"arena", "in/s", "out/s", "memory"})
+    if (width_of(result) + readable_state > width)
+      std::erase_if(result, [title](auto& x) { return x.title == title; });
+  return result;
+}
+
+void add_device(rank_row& to, const device_status& x) {
+  to.device = x.name;
+  to.device_total_memory = x.total_memory;
+  if (x.peak_memory == 0)
+    return;
+  to.device_memory = x.memory;
+  to.device_peak_memory = x.peak_memory;
+}
 
 std::string header_of(const std::string& place, const run_look& x) {
   auto result = fmt::format("{}  {}", place, to_string(x.what));
@@ -134,6 +190,8 @@ std::vector<rank_row> rank_rows::add(const run_look& x, time_point now) {
       row.arena = status.comm.arena_high_water();
       row.memory = status.memory;
       row.peak_memory = status.peak_memory;
+      if (auto& device = status.device)
+        add_device(row, *device);
     }
     if (!entry.known || !fresh) {
       last_[i].reset();
@@ -175,19 +233,23 @@ std::vector<table_line> table_of(const std::string& place, const run_look& x,
       add(line, style::bad);
   if (rows.empty())
     return result;
-  auto states = std::max<size_t>(
-    width > other_columns ? width - other_columns : 0, 12);
+  auto columns = columns_for(rows, width);
+  auto others = width_of(columns);
+  auto states = std::max(width > others ? width - others : 0, least_state);
+  auto begin_of = [states](const auto& rank, const std::string& state) {
+    return fmt::format("{:>{}}  {:<{}}", rank, rank_width, state, states);
+  };
+  auto line = begin_of("rank", "state");
+  for (auto& x : columns)
+    line += fmt::format("{:>{}}", x.title, x.width);
   add({}, style::plain);
-  add(fmt::format(columns, "rank", "state", states, "busy", "bubble", "queue",
-                  "out/s", "in/s", "arena", "memory"),
-      style::head);
-  for (auto& row : rows)
-    add(fmt::format(columns, row.rank, cut(row.state, states - 1), states,
-                    cell(row.busy, percent), cell(row.bubble, percent),
-                    cell(row.queue, [](auto y) { return std::to_string(y); }),
-                    rate_cell(row.out), rate_cell(row.in),
-                    bytes_cell(row.arena), bytes_cell(row.memory)),
-        is_well(row.health) ? style::plain : style::bad);
+  add(line, style::head);
+  for (auto& row : rows) {
+    line = begin_of(row.rank, cut(row.state, states - 1));
+    for (auto& x : columns)
+      line += fmt::format("{:>{}}", x.text(row), x.width);
+    add(line, is_well(row.health) ? style::plain : style::bad);
+  }
   return result;
 }
 

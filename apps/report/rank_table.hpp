@@ -26,6 +26,10 @@ struct rank_row {
   std::optional<uint64_t> arena; // high water, in bytes
   std::optional<uint64_t> memory;
   std::optional<uint64_t> peak_memory;
+  std::string device; // empty: the host
+  std::optional<uint64_t> device_memory;
+  std::optional<uint64_t> device_peak_memory;
+  std::optional<uint64_t> device_total_memory;
 };
 
 /// @returns what a rank does: "FWD mb3 h.2", "WAIT h.2 <- r1", "STOPPED 3.2 s"
@@ -58,7 +62,8 @@ struct table_line {
 };
 
 /// @param place as the user named the run
-/// @param width of the screen, in characters; lines are cut to it
+/// @param width of the screen, in characters; lines are cut to it. Of ranks on
+/// devices a narrow one shows those rather than traffic and the host's memory.
 std::vector<table_line> table_of(const std::string& place, const run_look& x,
                                  const std::vector<rank_row>& rows,
                                  size_t width);

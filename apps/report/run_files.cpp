@@ -18,13 +18,17 @@ namespace {
 /// Enough for the last dozens of steps, in bytes: the file may have millions.
 constexpr std::streamoff tail_size = 16384;
 
+/// Of a step of very many ranks on devices a line may be longer.
+constexpr std::streamoff longest_tail = 64 * tail_size;
+
 /// @returns the complete lines at the end of a file, last one last
-std::vector<std::string> last_lines(const fs::path& path) {
+std::vector<std::string> last_lines(const fs::path& path,
+                                    std::streamoff tail = tail_size) {
   std::ifstream file{path, std::ios::binary | std::ios::ate};
   if (!file)
     return {};
   auto size = static_cast<std::streamoff>(file.tellg());
-  auto begin = std::max<std::streamoff>(size - tail_size, 0);
+  auto begin = std::max<std::streamoff>(size - tail, 0);
   file.seekg(begin);
   std::string text{std::istreambuf_iterator<char>{file}, {}};
   std::vector<std::string> result;
@@ -35,6 +39,8 @@ std::vector<std::string> last_lines(const fs::path& path) {
     result.push_back(text.substr(at, end - at));
     at = end + 1;
   }
+  if (result.empty() && begin > 0 && tail < longest_tail)
+    return last_lines(path, 2 * tail);
   return result;
 }
 

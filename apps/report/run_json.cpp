@@ -158,19 +158,26 @@ json comm_json(const run_status& x) {
 }
 
 json to_json(const rank_row& x) {
-  return {{"rank", x.rank},
-          {"health", smp::to_string(x.health)},
-          {"state", printable(x.state)},
-          {"busy", or_null(x.busy)},
-          {"bubble", or_null(x.bubble)},
-          {"queue", or_null(x.queue)},
-          {"bytes_out_per_second", or_null(x.out)},
-          {"bytes_in_per_second", or_null(x.in)},
-          {"bytes_sent", or_null(x.bytes_sent)},
-          {"bytes_received", or_null(x.bytes_received)},
-          {"arena_high_water", or_null(x.arena)},
-          {"memory", or_null(x.memory)},
-          {"peak_memory", or_null(x.peak_memory)}};
+  json result{{"rank", x.rank},
+              {"health", smp::to_string(x.health)},
+              {"state", printable(x.state)},
+              {"busy", or_null(x.busy)},
+              {"bubble", or_null(x.bubble)},
+              {"queue", or_null(x.queue)},
+              {"bytes_out_per_second", or_null(x.out)},
+              {"bytes_in_per_second", or_null(x.in)},
+              {"bytes_sent", or_null(x.bytes_sent)},
+              {"bytes_received", or_null(x.bytes_received)},
+              {"arena_high_water", or_null(x.arena)},
+              {"memory", or_null(x.memory)},
+              {"peak_memory", or_null(x.peak_memory)}};
+  if (!x.device.empty()) {
+    result["device"] = printable(x.device);
+    result["device_memory"] = or_null(x.device_memory);
+    result["device_peak_memory"] = or_null(x.device_peak_memory);
+    result["device_total_memory"] = or_null(x.device_total_memory);
+  }
+  return result;
 }
 
 } // namespace smp::app

@@ -81,6 +81,14 @@ std::string offload_text(const offload_status& x) {
   return result;
 }
 
+std::string device_text(const device_status& x) {
+  if (x.peak_memory == 0)
+    return fmt::format("{} (of {})", x.name, bytes_text(x.total_memory));
+  return fmt::format("{} ({} used, {} at most, of {})", x.name,
+                     bytes_text(x.memory), bytes_text(x.peak_memory),
+                     bytes_text(x.total_memory));
+}
+
 std::string actor_head() {
   return fmt::format("{:<18}{:<20}{:<15}{:>8}  {}\n", "ID", "ACTOR", "STATE",
                      "SINCE", "HOLDS");
@@ -115,6 +123,8 @@ std::vector<actor_status> actors_of(const run_status& x) {
       self.items.push_back({"process", std::to_string(rank.status.pid)});
       self.items.push_back({"host", rank.status.host});
       self.items.push_back({"pp_rank", std::to_string(rank.status.pp_rank)});
+      if (auto& x = rank.status.device)
+        self.items.push_back({"device", device_text(*x)});
       if (auto& x = rank.status.offload)
         self.items.push_back({"offloaded", offload_text(*x)});
     }

@@ -5,12 +5,10 @@
 #include "runtime/checkpoint/checkpoint.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <span>
 #include <utility>
 
 namespace smp::app {
@@ -20,16 +18,6 @@ namespace {
 constexpr const char* header
   = "       step     loss         lr   grad norm {:>10}   step time   bubble  "
     "    ETA";
-
-/// @returns "cuda:0, cuda:1 by rank"; empty on the host
-std::string devices_text(const std::vector<std::string>& devices) {
-  constexpr size_t most = 8;
-  if (devices.empty() || devices.front() == "cpu")
-    return {};
-  auto shown = std::span{devices}.first(std::min(most, devices.size()));
-  return fmt::format("{}{} by rank", fmt::join(shown, ", "),
-                     devices.size() > most ? ", ..." : "");
-}
 
 /// Label and text in columns.
 void item(const char* label, const std::string& text) {
@@ -93,8 +81,9 @@ void console::on_start(const train_start& x) {
   }
   item("model", fmt::format("{}, {} parameters", config_.model.type,
                             with_commas(x.parameters)));
-  if (auto text = devices_text(x.devices); !text.empty())
-    item("device", text);
+  auto* label = "device";
+  for (auto& text : devices_text(x.places))
+    item(std::exchange(label, ""), text);
   if (!x.precision.empty())
     item("precision", x.precision);
   if (!x.resumed_from.empty())

@@ -33,6 +33,9 @@ rank_device::rank_device(std::shared_ptr<accelerator> kind,
   : kind_(std::move(kind)),
     device_(kind_->type(), index),
     compute_(make_lane(device_)),
+    memory_total_(c10::getDeviceAllocator(device_.type())
+                    ->getMemoryInfo(device_.index())
+                    .second),
     copies_(std::make_shared<device_copies>(
       kind_, device_, compute_.work, make_lane(device_), make_lane(device_))) {
   // nop
@@ -68,6 +71,7 @@ void rank_device::begin_span() const {
 }
 
 void rank_device::end_span() const {
+  look_at_memory();
   std::lock_guard guard{mutex_};
   if (!spans_.empty())
     spans_.back().second.record(compute_.work);
@@ -83,11 +87,20 @@ std::chrono::nanoseconds rank_device::take_busy() const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(result);
 }
 
+// -- memory -------------------------------------------------------------------
+
 rank_device::memory rank_device::look_at_memory() const {
   auto* allocator = c10::getDeviceAllocator(device_.type());
+  if (!allocator->initialized()) // it knows no device before its first use
+    return last_memory();
   auto bytes = allocator->getDeviceStats(device_.index()).allocated_bytes[0];
-  return {static_cast<uint64_t>(bytes.peak),
-          allocator->getMemoryInfo(device_.index()).second};
+  memory_now_ = static_cast<uint64_t>(bytes.current);
+  memory_peak_ = static_cast<uint64_t>(bytes.peak);
+  return last_memory();
+}
+
+rank_device::memory rank_device::last_memory() const noexcept {
+  return {memory_now_, memory_peak_, memory_total_};
 }
 
 std::shared_ptr<device_ops> rank_device::copies() const {

@@ -7,6 +7,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -62,19 +63,29 @@ public:
   /// An execution begins, or goes on: what it launches from now on counts.
   void begin_span() const;
 
+  /// It ends or pauses. Looks at the memory, too.
   void end_span() const;
 
   /// @returns how long the device worked in all spans since the last call.
   /// @pre their ends are reached
   std::chrono::nanoseconds take_busy() const;
 
+  // -- memory -----------------------------------------------------------------
+
   /// In bytes; of all ranks of this process that compute there.
   struct memory {
+    uint64_t now = 0;
     uint64_t peak = 0;
-    uint64_t total = 0;
+    uint64_t total = 0; // that the device has
   };
 
+  /// Asks the allocator, which does not wait for the device. But whoever waits
+  /// for the device to give memory back holds its lock.
   memory look_at_memory() const;
+
+  /// @returns what was seen last, nothing used before that. Never waits: for
+  /// those who watch a rank that may be stuck.
+  memory last_memory() const noexcept;
 
   /// How tensors get from and to this device.
   std::shared_ptr<device_ops> copies() const;
@@ -83,8 +94,11 @@ private:
   std::shared_ptr<accelerator> kind_;
   c10::Device device_;
   device_lane compute_;
+  uint64_t memory_total_;
   mutable std::mutex mutex_;
   mutable std::vector<std::pair<c10::Event, c10::Event>> spans_;
+  mutable std::atomic<uint64_t> memory_now_ = 0;
+  mutable std::atomic<uint64_t> memory_peak_ = 0;
   std::shared_ptr<device_copies> copies_;
 };
 

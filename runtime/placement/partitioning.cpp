@@ -10,6 +10,7 @@
 #include "runtime/config/session_config.hpp"
 #include "runtime/deferred/deferred_init.hpp"
 #include "runtime/device/moved_tensors.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/intercept/hooks.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
@@ -588,6 +589,8 @@ void partitioning::release(remote_parameters& others) {
       static_cast<int64_t>(layout.size(comm_group::tp)));
   initialise_deferred(mine);
   move_in_place(std::move(mine), rank_.device());
+  if (auto* launches = rank_.launches())
+    launches->look_at_memory();
   map_.finish_partition();
 }
 

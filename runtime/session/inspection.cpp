@@ -4,6 +4,7 @@
 
 #include "actors/host/node_status.hpp"
 #include "actors/inspection/entry_file.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "transport/process_state.hpp"
@@ -36,6 +37,11 @@ rank_status rank_runtime::status() {
   auto memory = memory_of_this_process();
   result.memory = memory.now;
   result.peak_memory = memory.peak;
+  if (own_device_) {
+    auto x = own_device_->last_memory();
+    result.device = device_status{own_device_->get().str(), x.now, x.peak,
+                                  x.total};
+  }
   if (own_offload_) {
     auto x = own_offload_->status();
     result.offload = offload_status{x.bytes,       x.peak_bytes, x.file_bytes,

@@ -44,6 +44,12 @@ std::string to_json(const step_metrics& x) {
     result["offloaded_bytes"] = *x.offloaded_bytes;
     result["offload_wait_seconds"] = x.offload_wait_seconds;
   }
+  for (auto& y : x.devices) {
+    result["device"].push_back(y.device);
+    result["device_memory"].push_back(y.now);
+    result["device_peak_memory"].push_back(y.peak);
+    result["device_total_memory"].push_back(y.total);
+  }
   if (!x.static_mode.empty())
     result["static"] = x.static_mode;
   if (!x.ran_again.empty())

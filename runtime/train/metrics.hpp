@@ -1,9 +1,12 @@
 #pragma once
 
+#include "runtime/train/rank_devices.hpp"
+
 #include <cstdint>
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -25,6 +28,8 @@ struct step_metrics {
   /// Of all ranks, see `step_stats`; nothing unless activations are offloaded.
   std::optional<uint64_t> offloaded_bytes = {};
   double offload_wait_seconds = 0;
+  /// By rank, after the update; empty on the host.
+  std::vector<held_on_device> devices = {};
   /// "record", "replay" or "fallback" (docs/modes.md); empty where no
   /// step is replayed.
   std::string static_mode = {};

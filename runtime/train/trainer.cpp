@@ -177,6 +177,8 @@ private:
         write_module_times(run_dir_ + "/times.json", decision->model);
       if (!rehearses())
         checkpoints_->load();
+      auto places = places_of_ranks(session_);
+      devices_ = {session_, places};
       listener_.on_start(
         {.partition = model_->partition_text(true),
          .parameters = parameters,
@@ -190,7 +192,7 @@ private:
          .changes = checkpoints_->changes(),
          .needs = needs(),
          .precision = remark_on_half_precision(computed_in(config_)),
-         .devices = allgather(session_.internals().device().str())});
+         .places = std::move(places)});
       listener_.on_model(*model_, optimizer_);
     });
   }
@@ -345,14 +347,20 @@ private:
   /// Adds the numbers that need all ranks, and reports.
   void account(step_metrics& x) {
     auto stats = session_.last_step();
+    std::vector<double> summands{stats.executing_seconds,
+                                 stats.seconds,
+                                 static_cast<double>(stats.requests),
+                                 static_cast<double>(stats.bytes_sent),
+                                 stop_.load() ? 1.0 : 0.0,
+                                 stats.fell_back ? 1.0 : 0.0,
+                                 static_cast<double>(stats.offloaded_bytes),
+                                 stats.offload_wait_seconds,
+                                 stats.replayed ? 1.0 : 0.0,
+                                 listener_.wants_checkpoint() ? 1.0 : 0.0};
+    devices_.add_to(summands);
     auto sums = session_.internals().exchange().all_reduce_sum(
-      world_, "smp.train.step",
-      {stats.executing_seconds, stats.seconds,
-       static_cast<double>(stats.requests),
-       static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0,
-       stats.fell_back ? 1.0 : 0.0, static_cast<double>(stats.offloaded_bytes),
-       stats.offload_wait_seconds, stats.replayed ? 1.0 : 0.0,
-       listener_.wants_checkpoint() ? 1.0 : 0.0});
+      world_, "smp.train.step", std::move(summands));
+    x.devices = devices_.read(sums);
     x.samples_per_second = static_cast<double>(data_->batch_size())
                            / x.step_seconds;
     x.bubble_ratio = 1 - sums[0] / sums[1];
@@ -537,6 +545,7 @@ private:
   double stall_ = 0;                    // seconds, of the last checkpoint
   std::optional<metrics_file> metrics_; // on rank 0
   std::vector<rank_id> world_;
+  device_memory_sum devices_; // from the partition on
   train_summary summary_;
   double executing_seconds_ = 0; // of all ranks and steps
   double pipeline_seconds_ = 0;  // the same

@@ -7,6 +7,7 @@
 #include "runtime/config/config_file.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/train/metrics.hpp"
+#include "runtime/train/rank_devices.hpp"
 
 #include <atomic>
 #include <functional>
@@ -49,8 +50,8 @@ struct train_start {
   std::vector<memory_need> needs = {};
   /// A remark if this machine is slow with the numbers' type; else empty.
   std::string precision = {};
-  /// Where each rank computes, by rank: "cpu", "cuda:0".
-  std::vector<std::string> devices = {};
+  /// By rank.
+  std::vector<rank_place> places = {};
 };
 
 /// Receives the events of a run, on every rank, on the rank's thread.

@@ -3,6 +3,8 @@
 
 #include "tests/support/runs/train_dir.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -61,6 +63,7 @@ TEST_CASE("The quickstart has the losses of the host on devices",
   finish(on_host);
   auto host = dir.metrics("cpu");
   REQUIRE(host.size() == 2);
+  CHECK_FALSE(host[0].contains("device"));
   // Through memory of the devices, and where they do not reach each other.
   for (auto* alone : {"0", "1"}) {
     CAPTURE(alone);
@@ -77,6 +80,17 @@ TEST_CASE("The quickstart has the losses of the host on devices",
     CHECK(
       device[1]["held_out_loss"].get<double>()
       == Catch::Approx(host[1]["held_out_loss"].get<double>()).epsilon(1e-5));
+    CHECK(device[0]["device"] == nlohmann::json{"sim:0", "sim:1"});
+    for (size_t i = 0; i < 2; ++i)
+      for (size_t rank = 0; rank < 2; ++rank) {
+        auto number = [&](const char* key) {
+          return device[i][key].at(rank).get<uint64_t>();
+        };
+        CHECK(number("device_memory") > 1'000'000);
+        CHECK(number("device_memory") < number("device_peak_memory"));
+        CHECK(number("device_peak_memory") < number("device_total_memory"));
+        CHECK(number("device_total_memory") == uint64_t{1} << 30);
+      }
     std::filesystem::remove_all(dir.path / "sim");
   }
 }
@@ -159,4 +173,40 @@ TEST_CASE("check tells which rank would get which GPU",
                       "  cuda:0  GPU of tests 0, 0.0 GB: ranks 0, 2\n"
                       "  cuda:1  GPU of tests 1, 0.0 GB: ranks 1, 3\n"));
   CHECK_THAT(check({}), ContainsSubstring("devices: 4 ranks on cpu: "));
+}
+
+TEST_CASE("A run on devices says while it runs where, and what memory it uses",
+          "[apps][inspect][device]") {
+  train_dir dir{endless_gpt()};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run",
+                        "--smp.trace_device=none", "--smp.device=sim"},
+                       simulated_devices());
+  REQUIRE(run.wait_for(" 2/1000000"));
+  CHECK_THAT(run.output(), ContainsSubstring(
+                             "  device    ranks 0, 1: sim:0, 1 (1.1 GB each)"));
+  // Whoever is late for a moment is something wrong at that moment.
+  auto ask = [&](std::vector<std::string> command) {
+    command[0] = built_program(command[0]);
+    auto end = std::chrono::steady_clock::now() + std::chrono::minutes{1};
+    for (;;) {
+      program x{command, dir.path};
+      if (x.join() == 0 || std::chrono::steady_clock::now() > end)
+        return x.output();
+    }
+  };
+  CHECK_THAT(ask({"smp-inspect", "run", "actor", "r1"}),
+             ContainsSubstring("device        sim:1 (")
+               && ContainsSubstring(" at most, of 1.07 GB)"));
+  auto top = nlohmann::json::parse(ask({"smp-top", "run", "--once", "--json"}));
+  for (size_t rank = 0; rank < 2; ++rank) {
+    auto& x = top.at("ranks").at(rank);
+    CHECK(x.at("device") == "sim:" + std::to_string(rank));
+    auto used = x.at("device_memory").get<uint64_t>();
+    auto peak = x.at("device_peak_memory").get<uint64_t>();
+    CHECK(used > 0);
+    CHECK(used <= peak);
+    CHECK(peak < x.at("device_total_memory").get<uint64_t>());
+  }
+  run.signal(SIGINT);
+  CHECK(run.join() == 130);
 }

@@ -97,6 +97,7 @@ run_status two_ranks() {
   x.why = "its process is stopped";
   x.known = true;
   x.status.bubble = 0.25;
+  x.status.device = device_status{"cuda:1", 1, 2, 3};
   x.status.offload = offload_status{.written = 77};
   x.status.comm.bytes_sent = 1234;
   x.status.comm.stages.sent[2] = 5;
@@ -124,6 +125,11 @@ TEST_CASE("A client gets what a run tells, as often as it asks",
     CHECK(rank.status.bubble == 0.25);
     CHECK(rank.status.offload->written == 77);
     CHECK_FALSE(status.ranks[0].status.offload);
+    CHECK(rank.status.device->name == "cuda:1");
+    CHECK(rank.status.device->memory == 1);
+    CHECK(rank.status.device->peak_memory == 2);
+    CHECK(rank.status.device->total_memory == 3);
+    CHECK_FALSE(status.ranks[0].status.device);
     CHECK(rank.status.comm.bytes_sent == 1234);
     CHECK_FALSE(rank.status.comm.arena_high_water());
     CHECK(rank.status.comm.stages.sent[2] == 5);

@@ -193,6 +193,52 @@ TEST_CASE("The table has a header, what is wrong, and a row for each rank",
     CHECK(line.text.size() <= 100);
 }
 
+TEST_CASE("Ranks on devices show these, and on a narrow screen less of others",
+          "[apps][report]") {
+  auto look = two_ranks();
+  look.status->ranks[0].status.device = device_status{
+    "cuda:3", 10'200'000'000, 12'100'000'000, 85'000'000'000};
+  look.status->ranks[1].status.device = device_status{"cuda:4", 0, 0,
+                                                      85'000'000'000};
+  rank_rows rows;
+  auto all = rows.add(look, {});
+  auto heads = [&](size_t width) {
+    auto lines = table_of("runs/x", look, all, width);
+    auto head = lines.at(3).text;
+    CHECK(head.size() == width);
+    CHECK_THAT(lines.at(4).text,
+               EndsWith("   cuda:3   10.2 GB   12.1 GB   85.0 GB"));
+    // Nothing ran there yet.
+    CHECK_THAT(lines.at(5).text,
+               EndsWith("   cuda:4         -         -   85.0 GB"));
+    return head.substr(head.find("busy"));
+  };
+  const std::string devices = "   device      used      peak        of";
+  const std::string busy = "busy  bubble  queue";
+  CHECK(heads(80) == busy + devices);
+  CHECK(heads(100) == busy + "    memory" + devices);
+  CHECK(heads(120) == busy + "     out/s      in/s    memory" + devices);
+  CHECK(heads(126)
+        == busy + "     out/s      in/s     arena    memory" + devices);
+  CHECK_THAT(*actor_text(*look.status, "r0"),
+             ContainsSubstring("device        cuda:3 (10.2 GB used, 12.1 GB at "
+                               "most, of 85.0 GB)\n"));
+  CHECK_THAT(actor_list(*look.status), ContainsSubstring(", device cuda:3 ("));
+  auto json = to_json(all[0]);
+  CHECK(json["device"] == "cuda:3");
+  CHECK(json["device_memory"] == 10'200'000'000);
+  CHECK(json["device_peak_memory"] == 12'100'000'000);
+  CHECK(json["device_total_memory"] == 85'000'000'000);
+  CHECK(to_json(all[1])["device_memory"].is_null());
+  CHECK_THAT(*actor_text(*look.status, "r1"),
+             ContainsSubstring("device        cuda:4 (of 85.0 GB)\n"));
+  // Nothing more is said of ranks on the host.
+  look.status->ranks[0].status.device.reset();
+  auto on_host = rows.add(look, {})[0];
+  CHECK_FALSE(to_json(on_host).contains("device"));
+  CHECK(actor_text(*look.status, "r0")->find("device") == std::string::npos);
+}
+
 TEST_CASE("A table keeps to the width of the screen", "[apps][report]") {
   auto look = two_ranks();
   auto& what = look.status->ranks[0].status.view.activities[1].brief;

@@ -46,6 +46,11 @@ TEST_CASE("The last whole line of metrics.jsonl counts", "[apps][report]") {
   CHECK_FALSE(x.finished());
   CHECK_FALSE(x.exit_code);
   CHECK(progress_text(x) == "step 3000/4000, loss 0.0003");
+  // Of a thousand ranks on devices a line is long.
+  auto numbers = std::string(100'000, ' ');
+  dir.write("metrics.jsonl",
+            steps(3000) + R"({"step":3001)" + numbers + "}\n" + numbers);
+  CHECK(read_run_files(dir.path).last->step == 3001);
 }
 
 TEST_CASE("Samples of all data that are sequences count as tokens",

@@ -1,6 +1,8 @@
 // ctest: seconds=20
 #include "tests/support/catch.hpp"
 
+#include "runtime/device/rank_device.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "tests/simulated/driver/host_waits.hpp"
 #include "tests/simulated/driver/races.hpp"
@@ -214,6 +216,7 @@ TEST_CASE("the host waits for no device within a step", "[runtime][device]") {
   auto world = device_world(2);
   world.config.fast_mode = fast;
   sim::host_wait_counts waits;
+  rank_device::memory memory;
   run_virtual_world(2, world, [&](session& s) {
     distributed_model model{
       test::seeded([&] { return there_and_back{s.size()}; })};
@@ -226,11 +229,17 @@ TEST_CASE("the host waits for no device within a step", "[runtime][device]") {
       barrier();
       train_step(torch::ones({512, side}));
     }
-    if (s.rank() == 0)
+    if (s.rank() == 0) {
       waits = sim::host_waits();
+      memory = s.internals().launches()->last_memory();
+    }
   });
   CAPTURE(waits.by_name, waits.last);
   CHECK(waits.number == 0);
+  // Meanwhile it looked at the memory, which holds two layers and gradients.
+  CHECK(memory.now >= 4 * side * side * sizeof(float));
+  CHECK(memory.peak > memory.now);
+  CHECK(memory.total == sim::config().capacity);
 }
 
 TEST_CASE("after a step that failed on a device the next one is right",

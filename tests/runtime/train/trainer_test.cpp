@@ -216,6 +216,12 @@ TEST_CASE("A step becomes one line of JSON", "[runtime][trainer]") {
         == R"({"step":3,"loss":2.5,"lr":0.001,"grad_norm":null,)"
            R"("step_seconds":0.5,"samples_per_second":64.0,)"
            R"("bubble_ratio":0.125,"requests":48,"bytes_sent":1048576})");
+  auto on_devices = x;
+  on_devices.devices = {{"cuda:0", 1, 2, 8}, {"cuda:1", 3, 4, 9}};
+  CHECK_THAT(smp::to_json(on_devices),
+             Catch::Matchers::EndsWith(
+               R"(,"device":["cuda:0","cuda:1"],"device_memory":[1,3],)"
+               R"("device_peak_memory":[2,4],"device_total_memory":[8,9]})"));
   x.static_mode = "replay";
   CHECK_THAT(smp::to_json(x),
              Catch::Matchers::EndsWith(R"("static":"replay"})"));
