@@ -10,6 +10,7 @@
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/tiny_models.hpp"
 #include "tests/support/torch/simulated.hpp"
 
 #include <fmt/format.h>
@@ -42,27 +43,12 @@ struct row {
 constexpr double of_half_precision = 5e-3;
 
 train_config small(const std::string& model) {
-  train_config x;
+  auto x = tiny_model(model);
   x.smp.pipeline_parallel_degree = 2;
-  x.smp.microbatches = 2;
   x.smp.trace_device = "none"; // a measured model may stay on one rank
-  x.model.type = model;
   x.model.layers = 2;
-  x.model.heads = 2;
-  x.model.width = 16;
-  x.model.vocabulary = 24;
-  x.model.users = 12;
-  x.model.items = 10;
-  x.model.inputs = 8;
-  x.model.outputs = 4;
-  x.data.type = "synthetic";
-  x.data.sequence_length = 8;
-  x.data.batch_size = 8;
-  x.optimizer.lr = 1e-2;
   x.optimizer.clip_grad_norm = 0.5;
-  x.train.steps = 2;
   x.train.eval_steps = 1;
-  x.threads_as_ranks = true;
   return x;
 }
 
@@ -85,11 +71,7 @@ auto file(const std::string& name) {
 
 const std::vector<row> rows = {
   {"gpt", model_type("gpt")},
-  {"gpt-3, whose blocks see a window",
-   [](train_config& x) {
-     x.model.variant = "gpt-3";
-     x.model.window = 3;
-   }},
+  {"gpt-3, whose blocks see a window", model_type("gpt-3")},
   {"moe", model_type("moe")},
   {"bert", model_type("bert")},
   {"roberta", model_type("roberta")},
@@ -117,8 +99,7 @@ const std::vector<row> rows = {
    4},
   {"a window and tensor parallelism",
    [](train_config& x) {
-     x.model.variant = "gpt-3";
-     x.model.window = 3;
+     x = small("gpt-3");
      x.smp.ddp = true;
      x.smp.tensor_parallel_degree = 2;
    },

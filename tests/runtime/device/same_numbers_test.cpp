@@ -1,11 +1,11 @@
 // ctest: seconds=40
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch/models.hpp"
+#include "tests/support/torch/model_table.hpp"
 #include "tests/support/torch/simulated.hpp"
-#include "tests/support/torch/small_models.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,39 +31,13 @@ tensors batches(int n = 3) {
   return result;
 }
 
-struct small_model {
-  const char* what;
-  std::vector<model_step> (*run)(const model_options&, const tensors&);
-  none (*differences)(const model_options&, const tensors&,
-                      const std::vector<model_step>&);
-};
-
-template <template <template <class> class> class Impl>
-small_model of(const char* what) {
-  return {what, &run_ranks<Impl>, &differences<Impl>};
+std::vector<small_model> models(bool with_dropout) {
+  std::vector<small_model> result;
+  std::ranges::copy_if(
+    small_models, std::back_inserter(result),
+    [with_dropout](auto& x) { return x.has_dropout == with_dropout; });
+  return result;
 }
-
-/// Without dropout, whose numbers are those of the device.
-const std::vector<small_model> models = {
-  of<branch>("a branch on a tensor"),
-  of<early_exit>("an early exit from a loop over modules"),
-  of<reused>("modules that are used again"),
-  of<sometimes>("modules that are called never or only sometimes"),
-  of<sizes>("sizes that differ between microbatches"),
-  of<outputs>("outputs without use or without gradient"),
-  of<integers>("inputs without gradient"),
-  of<frozen>("frozen parameters"),
-  of<in_place>("operations in place on arguments"),
-  of<weight_argument>("a parameter as an argument of another rank's module"),
-  of<norms>("batch norms see the microbatches in order, once"),
-  of<counters>("results that depend on a buffer, and on what it was"),
-};
-
-/// With dropout.
-const std::vector<small_model> drawing = {
-  of<teacher>("modules under no_grad inside of forward"),
-  of<nested>("calls from rank to rank and back, with structured arguments"),
-};
 
 model_options on_devices(uint64_t ranks, bool fast) {
   model_options result;
@@ -85,7 +59,7 @@ bool same_losses(const model_step& x, const model_step& y) {
 
 TEST_CASE("on devices a model has the numbers of one process on the host",
           "[runtime][device][models]") {
-  auto model = GENERATE(from_range(models));
+  auto model = GENERATE(from_range(models(false)));
   auto ranks = GENERATE(uint64_t{1}, uint64_t{2}, uint64_t{4});
   auto fast = GENERATE(false, true);
   INFO(model.what << " on " << ranks << " ranks" << (fast ? ", fast" : ""));
@@ -97,7 +71,7 @@ TEST_CASE("on devices a model has the numbers of one process on the host",
 
 TEST_CASE("dropout draws the same numbers on any number of devices",
           "[runtime][device][models][R23]") {
-  auto model = GENERATE(from_range(drawing));
+  auto model = GENERATE(from_range(models(true)));
   auto fast = GENERATE(false, true);
   checked_devices devices;
   auto alone = model.run(on_devices(1, false), batches());

@@ -1,8 +1,7 @@
 // ctest: seconds=20
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch/models.hpp"
-#include "tests/support/torch/small_models.hpp"
+#include "tests/support/torch/model_table.hpp"
 
 #include <algorithm>
 
@@ -30,44 +29,6 @@ tensors batches(int64_t rows = 8) {
   result[1].slice(0, 2, 6).select(1, 0).abs_().neg_();
   return result;
 }
-
-struct small_model {
-  const char* what;
-  std::vector<model_step> (*run)(const model_options&, const tensors&);
-  none (*differences)(const model_options&, const tensors&,
-                      const std::vector<model_step>&);
-  bool keeps_much = false;
-};
-
-template <template <template <class> class> class Impl>
-small_model of(const char* what) {
-  return {what, &run_ranks<Impl>, &differences<Impl>};
-}
-
-/// With arguments that are worth a file.
-template <template <template <class> class> class Impl>
-small_model large(const char* what) {
-  auto result = of<Impl>(what);
-  result.keeps_much = true;
-  return result;
-}
-
-const std::vector<small_model> models = {
-  large<branch>("a branch on a tensor"),
-  of<early_exit>("an early exit from a loop over modules"),
-  large<reused>("modules that are used again"),
-  of<sometimes>("modules that are called never or only sometimes"),
-  of<sizes>("sizes that differ between microbatches"),
-  of<outputs>("outputs without use or without gradient"),
-  of<integers>("inputs without gradient"),
-  of<frozen>("frozen parameters"),
-  large<teacher>("modules under no_grad inside of forward, with dropout"),
-  large<in_place>("operations in place on arguments"),
-  of<weight_argument>("a parameter as an argument of another rank's module"),
-  large<nested>("calls from rank to rank and back, with structured arguments"),
-  large<norms>("batch norms see the microbatches in order, once"),
-  of<counters>("results that depend on a buffer, and on what it was"),
-};
 
 /// What computes again on 1, 2 and 4 ranks, waiting for each answer and not.
 std::vector<model_options> recomputing() {
@@ -104,7 +65,7 @@ void check_placements(const small_model& model) {
 
 TEST_CASE("what depends on data has the numbers of one process",
           "[runtime][models][R19]") {
-  check_placements(GENERATE(from_range(models)));
+  check_placements(GENERATE(from_range(small_models)));
 }
 
 TEST_CASE("a model whose own code changes a buffer runs in order",
@@ -113,7 +74,7 @@ TEST_CASE("a model whose own code changes a buffer runs in order",
 }
 
 TEST_CASE("what depends on data is computed again", "[runtime][R52][R19]") {
-  auto model = GENERATE(from_range(models));
+  auto model = GENERATE(from_range(small_models));
   for (auto& x : recomputing()) {
     INFO(model.what << ": " << text_of(x));
     CHECK(model.differences(x, batches(), model.run(x, batches())) == none{});
@@ -122,7 +83,7 @@ TEST_CASE("what depends on data is computed again", "[runtime][R52][R19]") {
 
 TEST_CASE("what depends on data finds its arguments in a file",
           "[runtime][R57][R19]") {
-  auto model = GENERATE(from_range(models));
+  auto model = GENERATE(from_range(small_models));
   if (!model.keeps_much)
     return;
   // An argument of a microbatch has 6 KB or 12 KB; below 4 KB it would stay.

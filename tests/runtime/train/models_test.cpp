@@ -9,6 +9,7 @@
 #include "runtime/train/trainer.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/tiny_models.hpp"
 #include "tests/support/torch/plain_gpt.hpp"
 
 #include <torch/torch.h>
@@ -27,33 +28,6 @@ namespace {
 
 const std::vector<std::string> all_models = {"gpt",     "gpt-3", "moe", "bert",
                                              "roberta", "t5",    "ncf", "mlp"};
-
-smp::train_config small(const std::string& model) {
-  smp::train_config x;
-  x.smp.microbatches = 2;
-  x.model.type = model;
-  x.model.layers = 4;
-  x.model.heads = 2;
-  x.model.width = 16;
-  x.model.vocabulary = 24;
-  x.model.users = 12;
-  x.model.items = 10;
-  x.model.inputs = 8;
-  x.model.outputs = 4;
-  if (model == "gpt-3") {
-    x.model.type = "gpt";
-    x.model.variant = "gpt-3";
-    x.model.window = 3;
-  }
-  x.data.type = "synthetic";
-  x.data.sequence_length = 8;
-  x.data.batch_size = 8;
-  x.optimizer.lr = 1e-2;
-  x.train.steps = 2;
-  x.train.eval_steps = 0;
-  x.threads_as_ranks = true;
-  return x;
-}
 
 struct silent : smp::train_listener {
   void on_start(const smp::train_start&) override {
@@ -112,7 +86,7 @@ TEST_CASE(
   auto ranks = GENERATE(1, 2, 4);
   CAPTURE(name, ranks);
   scratch_dir dir;
-  auto config = small(name);
+  auto config = tiny_model(name);
   config.smp.pipeline_parallel_degree = static_cast<uint64_t>(ranks);
   config.train.steps = 1;
   config.train.dump_gradients = {1};
@@ -150,7 +124,7 @@ TEST_CASE("Every model learns its synthetic data on one and on two ranks",
   auto ranks = GENERATE(1, 2);
   CAPTURE(name, ranks);
   scratch_dir dir;
-  auto config = small(name);
+  auto config = tiny_model(name);
   config.smp.pipeline_parallel_degree = static_cast<uint64_t>(ranks);
   config.model.vocabulary = 8; // strides of a GPT's data are soon learnt
   config.data.batch_size = 16;
@@ -174,7 +148,7 @@ TEST_CASE(
   auto ranks = GENERATE(1, 2);
   CAPTURE(name, ranks);
   scratch_dir dir;
-  auto config = small(name);
+  auto config = tiny_model(name);
   config.smp.pipeline_parallel_degree = static_cast<uint64_t>(ranks);
   config.train.steps = 3;
   auto expected = losses_of(config, dir.path);
@@ -197,7 +171,7 @@ TEST_CASE("Synthetic batches are functions of seed and step",
         return false;
     return true;
   };
-  auto config = small(name);
+  auto config = tiny_model(name);
   auto a = smp::make_data(config);
   auto b = smp::make_data(config);
   CHECK(a->batch_size() == 8);
@@ -212,7 +186,7 @@ TEST_CASE("Synthetic batches are functions of seed and step",
 
 TEST_CASE("Next tokens walk with one stride per sequence, in parts, too",
           "[runtime][models]") {
-  auto config = small("gpt");
+  auto config = tiny_model("gpt");
   auto data = smp::make_data(config);
   auto xs = data->training_batch(2);
   auto &input = xs.at(0), &target = xs.at(1);
@@ -233,7 +207,7 @@ TEST_CASE("Next tokens walk with one stride per sequence, in parts, too",
 }
 
 TEST_CASE("Masked tokens have a label, all others none", "[runtime][models]") {
-  auto config = small("bert");
+  auto config = tiny_model("bert");
   config.data.sequence_length = 20;
   auto xs = smp::make_data(config)->training_batch(1);
   REQUIRE(xs.size() == 2);
@@ -251,7 +225,7 @@ TEST_CASE("Masked tokens have a label, all others none", "[runtime][models]") {
 
 TEST_CASE("An expert without tokens has no gradient, and is not called",
           "[runtime][models]") {
-  auto config = small("moe");
+  auto config = tiny_model("moe");
   config.model.experts = 8;
   auto model = smp::make_trainable(config);
   std::map<std::string, torch::Tensor> parameters;
@@ -281,7 +255,7 @@ TEST_CASE("A wrong number of tensors is refused with what the model takes",
           "[runtime][models]") {
   for (auto& name : all_models) {
     CAPTURE(name);
-    auto model = smp::make_trainable(small(name));
+    auto model = smp::make_trainable(tiny_model(name));
     CHECK_THROWS_WITH(model->loss({torch::zeros({2, 8}, torch::kLong)}),
                       Catch::Matchers::ContainsSubstring(
                         "the data has 1 tensors, but this model takes "));
@@ -296,7 +270,7 @@ TEST_CASE("A TorchScript file trains from a configuration",
   REQUIRE(root != nullptr);
   const auto files = std::string{root} + "/tests/data/zoo/mlp";
   scratch_dir dir;
-  auto config = small("torchscript");
+  auto config = tiny_model("torchscript");
   config.model.path = files + ".pt";
   config.data.type = "safetensors";
   config.data.path = files + ".batch.safetensors";
