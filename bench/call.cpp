@@ -21,6 +21,7 @@
 
 #include "runtime/device/rank_device.hpp"
 #include "runtime/execution/call_streams.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "smp/smp.hpp"
 
 #include <torch/torch.h>
@@ -114,6 +115,10 @@ void run_calls(const arguments& args) {
   measure("far", model->far, false, calls_of(args));
   measure("far.grad", model->far, true, calls_of(args));
   measure("near", model->near, false, calls_of(args));
+  auto sent = s.internals().communication().sent;
+  result.numbers["sent"] = {std::accumulate(sent.begin(), sent.end(), 0.0)};
+  result.numbers["lent"] = {
+    double(sent[static_cast<size_t>(comm_rule::device_path)])};
   if (s.rank() == 0)
     write(result, args.text("file"));
 }
@@ -147,6 +152,9 @@ void print_calls(const scratch& dir, const arguments& args) {
   print("remote with grad, forward only", x["far.grad"]);
   print("bare fabric", x["fabric"]);
   print("local", x["near"]);
+  if (device_name(args) != "cpu")
+    fmt::print("  from device to device: {:.0f} of {:.0f} tensors\n",
+               x["lent"].front(), x["sent"].front());
   fmt::print("  load of the machine: {:.1f} before, {:.1f} after\n", before,
              machine_load());
 }

@@ -199,7 +199,7 @@ TEST_CASE("A call of a module on another rank takes less than a millisecond",
           "[gpu]") {
   need_gpu();
   show("call", {"--part=ad", "--calls=500"}, 60s,
-       {"us ", "remote", "local", "a kernel"});
+       {"us ", "remote", "local", "from device", "a kernel"});
 }
 
 TEST_CASE("Two ranks on GPUs are near to an ideal pipeline", "[gpu]") {
