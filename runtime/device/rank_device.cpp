@@ -5,6 +5,7 @@
 #include "runtime/device/device_copies.hpp"
 #include "transport/error.hpp"
 
+#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -157,6 +158,9 @@ std::shared_ptr<rank_device> choose_device(const std::string& wanted,
       fmt::format("smp.device = '{}': there is no such device here, only {}",
                   wanted, fmt::join(names, ", ")));
   }
+  // Else LibTorch does so with the first tensor there, which may be too late
+  // for those who ask its allocators.
+  at::globalContext().lazyInitDevice(kind->type());
   auto count = static_cast<uint64_t>(
     VirtualGuardImpl{kind->type()}.deviceCount());
   if (count == 0)
