@@ -3,6 +3,7 @@
 #include "tests/support/runs/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
+#include <filesystem>
 #include <string>
 
 // What `./dev` decides before it installs anything, and what `./dev test` says.
@@ -43,6 +44,55 @@ TEST_CASE("what unpacks a dependency is installed, whichever is missing",
   CHECK_THAT(packages_beside("torch_prefix"), StartsWith("unzip\n"));
   CHECK_THAT(packages_beside("ucx_prefix"), StartsWith("unzip\n"));
   CHECK(packages_beside("torch_prefix ucx_prefix").empty());
+}
+
+namespace {
+
+/// What `./dev` finds of GPUs, and whether a LibTorch without libraries for
+/// them is enough then, if this driver is there (tests/no_driver).
+struct driver_row {
+  std::string version;
+  std::string gpus;
+  std::string wish; // SMP_CUDA
+  std::string found;
+};
+
+std::string found_by_dev(const driver_row& x) {
+  scratch_dir dir;
+  std::filesystem::copy_file(built_program("../lib/smp_no_driver.so"),
+                             dir.path / "libcuda.so.1");
+  program p{{"bash", "-c", R"(set -euo pipefail
+root=$1 deps=$2
+. "$root/cmake/dependencies.sh"
+find_cuda
+mkdir "$torch_prefix"
+echo "$recipe" >"$torch_prefix/.complete"
+complete "$torch_prefix" && echo "enough" || echo "libraries are missing")",
+             "dev", source_file("."), dir.path.string()},
+            ".",
+            {{"LD_LIBRARY_PATH", dir.path},
+             {"SMP_CUDA", x.wish},
+             {"SMP_TEST_CUDA_VERSION", x.version},
+             {"SMP_TEST_CUDA_GPUS", x.gpus},
+             {"SMP_TEST_CUDA_INIT", ""}}};
+  p.join();
+  return p.output();
+}
+
+} // namespace
+
+TEST_CASE("the libraries for GPUs are installed where a driver finds one",
+          "[apps][dev]") {
+  auto x = GENERATE(values<driver_row>({
+    {"13000", "1", "", "libraries are missing"},
+    {"13000", "1", "0", "enough"},
+    {"13000", "0", "", "enough"},
+    {"12040", "1", "", "enough"},
+    {"12040", "0", "1", "libraries are missing"},
+    {"13000", "1", "yes", "dev: SMP_CUDA=yes; write 1"},
+  }));
+  CAPTURE(x.version, x.gpus, x.wish);
+  CHECK_THAT(found_by_dev(x), StartsWith(x.found));
 }
 
 namespace {
