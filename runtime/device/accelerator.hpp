@@ -25,11 +25,10 @@ public:
   // -- memory that other processes of the machine may read --------------------
 
   /// An allocation of its own: what LibTorch's allocator gives may be a part of
-  /// one, or of a kind that cannot be shared.
+  /// one, or of a kind that cannot be shared. It stays until the process ends:
+  /// drivers forbid to free what another process has open.
   /// @returns null if the device has not that much
   virtual void* allocate_shared(c10::DeviceIndex device, size_t bytes) = 0;
-
-  virtual void free_shared(void* x) = 0;
 
   /// @returns what another process needs to open it, opaque bytes; empty: this
   /// memory cannot be shared

@@ -12,9 +12,12 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <new>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <unistd.h>
@@ -53,6 +56,47 @@ auto without_torch_errors(F f) {
                 std::string{"the device: "} + e.what_without_backtrace()};
   }
 }
+
+/// What was shared by sessions that are over, for later ones.
+class memory_to_share {
+public:
+  static memory_to_share& get() {
+    // Never destroyed: a session may end with the process.
+    static auto& result = *new memory_to_share;
+    return result;
+  }
+
+  /// @returns null if the device has not that much
+  std::shared_ptr<std::byte> take(accelerator& kind, c10::Device device,
+                                  uint64_t size) {
+    std::unique_lock guard{mutex_};
+    auto left = left_.extract({device, size});
+    guard.unlock();
+    auto* memory = left.empty() ? kind.allocate_shared(device.index(), size)
+                                : left.mapped();
+    if (memory == nullptr)
+      return nullptr;
+    return {static_cast<std::byte*>(memory), [=, this](std::byte* x) {
+              std::lock_guard again{mutex_};
+              left_.emplace(std::pair{device, size}, x);
+            }};
+  }
+
+private:
+  struct before {
+    using place = std::pair<c10::Device, uint64_t>;
+
+    bool operator()(const place& x, const place& y) const {
+      auto key = [](const place& z) {
+        return std::tuple{z.first.type(), z.first.index(), z.second};
+      };
+      return key(x) < key(y);
+    }
+  };
+
+  std::mutex mutex_;
+  std::multimap<before::place, void*, before> left_;
+};
 
 /// What other ranks are told of shared memory. One of the same process uses it
 /// as it is: drivers do not open what their own process exported.
@@ -129,19 +173,16 @@ shared_memory device_copies::share(uint64_t size) {
                    ->getMemoryInfo(device_.index())
                    .second;
     size = std::min<uint64_t>(size, total / 16);
-    auto* memory = kind_->allocate_shared(device_.index(), size);
-    if (memory == nullptr)
+    auto bytes = memory_to_share::get().take(*kind_, device_, size);
+    if (!bytes)
       return {};
-    std::shared_ptr<std::byte> bytes{
-      static_cast<std::byte*>(memory),
-      [kind = kind_](std::byte* x) { kind->free_shared(x); }};
-    auto exported = kind_->export_shared(memory);
+    auto exported = kind_->export_shared(bytes.get());
     if (exported.empty())
       return {};
     device_ref where{static_cast<uint8_t>(device_.type()), device_.index()};
     byte_writer out;
-    out.put(sharing{::getpid(), reinterpret_cast<uint64_t>(memory), size, where,
-                    exported});
+    out.put(sharing{::getpid(), reinterpret_cast<uint64_t>(bytes.get()), size,
+                    where, exported});
     auto handle = out.take();
     shared_size_ = size;
     shared_ = bytes.get();

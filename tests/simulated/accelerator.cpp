@@ -28,10 +28,6 @@ public:
     return raw_allocate(device, bytes);
   }
 
-  void free_shared(void* x) override {
-    raw_free(x);
-  }
-
   std::string export_shared(void* x) override {
     if (config().no_peers)
       return {};

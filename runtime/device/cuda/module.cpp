@@ -55,10 +55,6 @@ public:
     return result;
   }
 
-  void free_shared(void* x) override {
-    (void)cudaFree(x);
-  }
-
   std::string export_shared(void* x) override {
     exported_memory result{};
     int device = 0;
