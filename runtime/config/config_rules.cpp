@@ -250,17 +250,6 @@ public:
           "the scale only falls below its first value");
   }
 
-  void check_device() {
-    auto& device = x_.smp.device;
-    if (device == "auto" || device == "cpu")
-      return;
-    if (x_.smp.offload_activations)
-      add({"smp.offload_activations", "smp.device"},
-          fmt::format("smp.offload_activations = true works with smp.device = "
-                      "'cpu' only yet, not with '{}'; leave it out",
-                      device));
-  }
-
   void check_checkpoints() {
     if (!x_.checkpoint.dir.empty())
       return;
@@ -455,7 +444,6 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_averages();
   rules.check_precision();
   rules.check_checkpoints();
-  rules.check_device();
   return rules.take();
 }
 

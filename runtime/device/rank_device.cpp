@@ -3,6 +3,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/device/cuda_libraries.hpp"
 #include "runtime/device/device_copies.hpp"
+#include "runtime/device/storage_copies.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/Context.h>
@@ -106,6 +107,11 @@ rank_device::memory rank_device::last_memory() const noexcept {
 
 std::shared_ptr<device_ops> rank_device::copies() const {
   return copies_;
+}
+
+std::shared_ptr<storage_copies> rank_device::make_storage_copies() const {
+  return std::make_shared<storage_copies>(
+    kind_, compute_.work, make_lane(device_), make_lane(device_));
 }
 
 // -- points -------------------------------------------------------------------

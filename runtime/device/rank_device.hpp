@@ -20,6 +20,7 @@
 namespace smp {
 
 class device_copies;
+class storage_copies;
 
 /// A stream of a device, and another one that waits for points in its work to
 /// tell that they are reached: the stream itself must not be held up by that.
@@ -89,6 +90,9 @@ public:
 
   /// How tensors get from and to this device.
   std::shared_ptr<device_ops> copies() const;
+
+  /// @returns new lanes for content that leaves the device for a while
+  std::shared_ptr<storage_copies> make_storage_copies() const;
 
 private:
   std::shared_ptr<accelerator> kind_;

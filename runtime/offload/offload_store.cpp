@@ -1,5 +1,6 @@
 #include "runtime/offload/offload_store.hpp"
 
+#include "runtime/offload/saved_block.hpp"
 #include "transport/error.hpp"
 
 #include <c10/core/CPUAllocator.h>
@@ -22,9 +23,6 @@ namespace {
 
 /// The file grows by this many bytes if there is space.
 constexpr uint64_t growth = 16 << 20;
-
-/// Alignment of addresses for vector instructions.
-constexpr uint64_t alignment = 64;
 
 /// Tells whether an errno says that the disk or the quota is full, or that the
 /// file may not be longer.
@@ -53,25 +51,18 @@ void free_pages(std::vector<c10::Storage>& storages) {
 
 } // namespace
 
-/// Bytes that are written and read together. Several sets may share them.
-struct offload_store::saved_block {
-  c10::Storage memory = {}; // empty: only the file has the bytes
-  uint64_t offset = 0;      // in `memory`
-  uint64_t bytes = 0;
-  uint64_t misalignment = 0;
-  std::optional<file_slots::slot> slot = {};
-  uint32_t holders = 0; // sets that share it
-  uint32_t wanted = 0;  // of these, the ones that need it in memory
-  bool stays = false;   // in memory, as the file has no space
-  bool moving = false;
-  failure why = {}; // set if it could not be written or read
-};
-
 struct offload_store::saved_set {
   uint64_t lane = 0;
   std::vector<block_ptr> blocks = {};
   bool wanted = false;
   bool gone = false;
+};
+
+/// What is freed without the mutex.
+struct offload_store::leftovers {
+  std::vector<c10::Storage> memory = {};
+  std::vector<std::unique_ptr<lent_storage>> lent = {};
+  std::vector<std::shared_ptr<device_point>> points = {};
 };
 
 // -- set ----------------------------------------------------------------------
@@ -82,7 +73,7 @@ offload_store::set::set(std::shared_ptr<offload_store> store, set_ptr content)
 }
 
 offload_store::set::~set() {
-  std::vector<c10::Storage> freed; // after the lock
+  leftovers freed;
   guard held{store_->mutex_};
   store_->remove(*content_, freed);
   held.unlock();
@@ -96,7 +87,11 @@ std::vector<offload_store::part> offload_store::set::take() {
 
 offload_store::offload_store(std::unique_ptr<offload_file> file,
                              options settings)
-  : options_(std::move(settings)), file_(std::move(file)) {
+  : options_(std::move(settings)),
+    file_(std::move(file)),
+    bell_(std::make_shared<doorbell>()),
+    mutex_(bell_->mutex),
+    work_(bell_->work) {
   thread_ = std::thread{[this] { run(); }};
 }
 
@@ -130,24 +125,36 @@ offload_store::counts offload_store::status() const {
 
 // -- giving and taking --------------------------------------------------------
 
-offload_store::block_ptr offload_store::block_of(const part& range) {
-  auto* impl = range.memory.unsafeGetStorageImpl();
-  key name{impl, range.offset, range.bytes, range.version};
-  if (auto given = given_.find(name); given != given_.end())
-    // A new storage may have the address of an old one.
-    if (auto old = given->second.first.lock(); old && old.get() == impl)
-      if (auto result = given->second.second.lock();
-          result && result->holders > 0)
-        return result;
-  auto result = std::make_shared<saved_block>();
-  result->memory = range.memory;
-  result->offset = range.offset;
-  result->bytes = range.bytes;
-  auto* begin = static_cast<const char*>(range.memory.data()) + range.offset;
-  result->misalignment = reinterpret_cast<uintptr_t>(begin) % alignment;
-  c10::weak_intrusive_ptr<c10::StorageImpl> same{
-    c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl)};
-  given_.insert_or_assign(name, std::pair{std::move(same), result});
+bool offload_store::takes(c10::Device x) const {
+  return x.is_cpu() || (options_.device && x == options_.device->device());
+}
+
+offload_store::block_ptr offload_store::find_block(const part& range) {
+  // No new storage has the address of one of which a weak pointer is left.
+  auto given = given_.find({range.memory.unsafeGetStorageImpl(), range.offset,
+                            range.bytes, range.version});
+  auto result = given == given_.end() ? nullptr : given->second.second.lock();
+  return result && result->holders > 0 ? result : nullptr;
+}
+
+/// @returns the block of these bytes, with one holder more
+offload_store::block_ptr offload_store::block_of(const part& range,
+                                                 guard& held) {
+  auto result = find_block(range);
+  if (!result) {
+    held.unlock();
+    result = saved_block::make(range.memory, range.offset, range.bytes,
+                               options_.device.get(), bell_);
+    held.lock();
+    if (result->from)
+      leaving_.push_back(result);
+    auto* impl = range.memory.unsafeGetStorageImpl();
+    c10::weak_intrusive_ptr<c10::StorageImpl> same{
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl)};
+    given_.insert_or_assign(key{impl, range.offset, range.bytes, range.version},
+                            std::pair{std::move(same), result});
+  }
+  ++result->holders;
   return result;
 }
 
@@ -157,10 +164,12 @@ offload_store::give(uint64_t lane, std::vector<part> parts) {
   content->lane = lane;
   auto result = std::make_unique<set>(shared_from_this(), content);
   guard held{mutex_};
-  for (auto& range : parts) {
-    content->blocks.push_back(block_of(range));
-    ++content->blocks.back()->holders;
-  }
+  for (auto& range : parts)
+    content->blocks.push_back(block_of(range, held));
+  held.unlock();
+  parts.clear(); // may free memory
+  held.lock();
+  drop_copied(held);
   lanes_[lane].push_back(content.get());
   writes_.push_back(content);
   look_ahead();
@@ -171,7 +180,7 @@ offload_store::give(uint64_t lane, std::vector<part> parts) {
 }
 
 std::vector<offload_store::part> offload_store::take(saved_set& set) {
-  std::vector<c10::Storage> freed; // after the lock
+  leftovers freed;
   guard held{mutex_};
   // Backward has reached this lane, so its other sets come next.
   std::erase(order_, set.lane);
@@ -181,21 +190,72 @@ std::vector<offload_store::part> offload_store::take(saved_set& set) {
     return std::ranges::all_of(
       set.blocks, [](auto& block) { return block->memory || block->why; });
   });
-  std::vector<part> result;
-  for (auto& block : set.blocks) {
+  auto blocks = set.blocks;
+  for (auto& block : blocks)
     if (block->why)
       throw error{block->why};
-    result.push_back({block->memory, block->offset, block->bytes, 0});
-  }
+  std::vector<part> result;
+  for (auto& block : blocks)
+    result.push_back(bring(*block, held));
   remove(set, freed);
   look_ahead();
+  bring_next(held);
   held.unlock();
   return result;
 }
 
-/// The set is not needed any more. @param freed gets storages to be freed
-/// without the lock
-void offload_store::remove(saved_set& set, std::vector<c10::Storage>& freed) {
+/// @returns the bytes where they were. @pre they are in memory and wanted
+offload_store::part offload_store::bring(saved_block& block, guard& held) {
+  if (!block.on_device)
+    return {block.memory, block.offset, block.bytes, 0};
+  auto back = std::exchange(block.back, nullptr);
+  if (!back)
+    back = to_device(block, held);
+  held.unlock();
+  part result{back->take(), block.misalignment, block.bytes, 0};
+  held.lock();
+  return result;
+}
+
+/// The device copies the set that is needed next, if it is in memory.
+void offload_store::bring_next(guard& held) {
+  auto* set = next_set();
+  if (set == nullptr)
+    return;
+  for (auto& block : std::vector{set->blocks}) {
+    if (!block->on_device || !block->memory || block->back)
+      continue;
+    std::unique_ptr<lent_storage> back;
+    try {
+      back = to_device(*block, held);
+    } catch (const c10::OutOfMemoryError&) {
+      held.lock();
+      return; // there may be room when it is needed
+    }
+    if (block->holders > 0 && !block->back)
+      std::swap(block->back, back);
+    held.unlock();
+    back.reset();
+    held.lock();
+  }
+}
+
+/// Begins to copy. Returns with the mutex, and throws without it.
+std::unique_ptr<lent_storage> offload_store::to_device(const saved_block& block,
+                                                       guard& held) const {
+  auto from = block.memory;
+  auto ready = block.ready;
+  held.unlock();
+  auto result = options_.device->to_device(from, block.bytes,
+                                           block.misalignment, ready.get());
+  from = {};
+  ready = nullptr;
+  held.lock();
+  return result;
+}
+
+/// The set is not needed any more.
+void offload_store::remove(saved_set& set, leftovers& freed) {
   if (std::exchange(set.gone, true))
     return;
   if (auto lane = lanes_.find(set.lane); lane != lanes_.end()) {
@@ -212,14 +272,16 @@ void offload_store::remove(saved_set& set, std::vector<c10::Storage>& freed) {
 }
 
 /// Gives up the slot and the memory that are not needed.
-void offload_store::release(saved_block& block,
-                            std::vector<c10::Storage>& freed) {
+void offload_store::release(saved_block& block, leftovers& freed) {
   if (block.moving)
     return; // `moved` calls this again
-  if (block.holders == 0)
+  if (block.holders == 0) {
     free_slot(block);
+    freed.lent.push_back(std::move(block.back));
+    freed.points.push_back(std::move(block.ready));
+  }
   if (block.holders == 0 || (block.slot && block.wanted == 0))
-    freed.push_back(std::exchange(block.memory, {}));
+    freed.memory.push_back(std::exchange(block.memory, {}));
 }
 
 void offload_store::free_slot(saved_block& block) {
@@ -236,6 +298,14 @@ void offload_store::want(saved_set& set, bool first) {
     if (!block->memory && !block->moving)
       reads_.insert(first ? reads_.begin() : reads_.end(), block);
   work_.notify_one();
+}
+
+/// @returns the one that backward comes to next; null: nobody knows
+offload_store::saved_set* offload_store::next_set() const {
+  for (auto id : order_)
+    if (auto lane = lanes_.find(id); lane != lanes_.end())
+      return lane->second.back();
+  return nullptr;
 }
 
 /// Reads the next `horizon` sets.
@@ -303,13 +373,35 @@ void offload_store::run() {
   sigaddset(&signals, SIGXFSZ);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   guard held{mutex_};
-  while (!stopping_)
+  while (!stopping_) {
+    drop_copied(held);
+    if (stopping_)
+      return;
     if (auto needed = next_read())
       read(held, *needed);
     else if (auto given = next_write())
       write(held, *given);
     else
       work_.wait(held);
+  }
+}
+
+/// Frees memory of the device whose copies are done.
+void offload_store::drop_copied(guard& held) {
+  for (;;) {
+    leftovers freed;
+    while (!leaving_.empty() && leaving_.front()->is_there()) {
+      auto& block = *leaving_.front();
+      freed.lent.push_back(std::move(block.from));
+      freed.points.push_back(std::move(block.ready));
+      leaving_.pop_front();
+    }
+    if (freed.lent.empty())
+      return;
+    held.unlock();
+    freed = {};
+    held.lock();
+  }
 }
 
 offload_store::block_ptr offload_store::next_read() {
@@ -326,7 +418,7 @@ offload_store::block_ptr offload_store::next_write() {
   while (!writes_.empty()) {
     for (auto& block : writes_.front()->blocks)
       if (!block->slot && !block->stays && block->wanted == 0)
-        return block;
+        return block->is_there() ? block : nullptr;
     writes_.pop_front();
     done_.notify_all();
   }
@@ -336,13 +428,14 @@ offload_store::block_ptr offload_store::next_write() {
 /// Ends a write or read, and frees what it kept.
 void offload_store::moved(guard& held, saved_block& block,
                           c10::Storage memory) {
-  std::vector<c10::Storage> freed;
-  freed.push_back(std::move(memory));
+  leftovers freed;
+  freed.memory.push_back(std::move(memory));
   block.moving = false;
   release(block, freed);
   done_.notify_all();
   held.unlock();
-  free_pages(freed);
+  free_pages(freed.memory);
+  freed = {};
   held.lock();
 }
 
@@ -354,10 +447,8 @@ void offload_store::read(guard& held, saved_block& block) {
   c10::Storage memory;
   failure why;
   try {
-    auto bytes = static_cast<int64_t>(block.misalignment + block.bytes);
-    memory = {c10::Storage::use_byte_size_t{}, bytes, c10::GetCPUAllocator(),
-              true};
-    auto* to = static_cast<char*>(memory.mutable_data()) + block.misalignment;
+    memory = block.room(options_.device.get());
+    auto* to = static_cast<char*>(memory.mutable_data()) + block.gap();
     if (auto error = file_->read(to, block.bytes, from))
       why = failed("read activations back from", error);
   } catch (const c10::Error& e) {
@@ -369,7 +460,7 @@ void offload_store::read(guard& held, saved_block& block) {
   } else {
     counts_.read += block.bytes;
     block.memory = std::move(memory);
-    block.offset = block.misalignment;
+    block.offset = block.gap();
   }
   moved(held, block, {});
 }

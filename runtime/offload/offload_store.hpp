@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/device/storage_copies.hpp"
 #include "runtime/offload/file_slots.hpp"
 #include "runtime/offload/offload_file.hpp"
 #include "transport/error.hpp"
@@ -21,6 +22,9 @@
 
 namespace smp {
 
+struct doorbell;
+struct saved_block;
+
 /// Keeps bytes of tensors in a file between forward and backward (R57). Its own
 /// thread writes them while the caller continues, and reads them back before
 /// they are needed.
@@ -32,6 +36,11 @@ namespace smp {
 /// this order are in memory or being read. At most `horizon` sets wait to be
 /// written: `give` then waits for the file.
 ///
+/// The bytes of a device are copied to pinned memory first, and written when
+/// the device has done so; `give` does not wait for that, but the file does.
+/// What is read goes to pinned memory as well. `take` lets the device copy its
+/// set and, as long as the kernels need that one, the next.
+///
 /// Bytes for which the file has no space stay in memory. Thread-safe.
 class offload_store : public std::enable_shared_from_this<offload_store> {
 public:
@@ -42,6 +51,8 @@ public:
     std::chrono::milliseconds patience{300'000};
     /// Called once if the file has no space, on the thread of the file.
     std::function<void(const std::string&)> warn;
+    /// Whose bytes are given beside those of the host; null: none.
+    std::shared_ptr<storage_copies> device;
   };
 
   struct counts {
@@ -65,7 +76,7 @@ public:
   };
 
 private:
-  struct saved_block;
+  struct leftovers;
   struct saved_set;
 
 public:
@@ -78,9 +89,10 @@ public:
     set(const set&) = delete;
     set& operator=(const set&) = delete;
 
-    /// Waits until all bytes are in memory. May be called once.
-    /// @returns the same bytes, one entry per part. They may have another
-    /// address, which is equal modulo 64
+    /// Waits until all bytes are in memory of the host. May be called once.
+    /// @returns the same bytes where they were, one entry per part. They may
+    /// have another address, which is equal modulo 64. Those on a device are
+    /// there for what is launched from now on
     /// @throws error (transport) if the file cannot be read or written, or
     /// after `options::patience`
     std::vector<part> take();
@@ -95,8 +107,11 @@ public:
 
   ~offload_store();
 
-  /// @param parts must not change any more; bytes that are given several times
-  /// are written once
+  /// Tells whether bytes on `x` may be given.
+  bool takes(c10::Device x) const;
+
+  /// @param parts in memory of the host or on `options::device`; must not
+  /// change any more; bytes that are given several times are written once
   /// @throws error (transport) after `options::patience`
   std::unique_ptr<set> give(uint64_t lane, std::vector<part> parts);
 
@@ -120,18 +135,25 @@ private:
 
   offload_store(std::unique_ptr<offload_file> file, options settings);
 
-  block_ptr block_of(const part& range);
+  block_ptr find_block(const part& range);
+  block_ptr block_of(const part& range, guard& held);
   std::vector<part> take(saved_set& set);
-  void remove(saved_set& set, std::vector<c10::Storage>& freed);
-  void release(saved_block& block, std::vector<c10::Storage>& freed);
+  part bring(saved_block& block, guard& held);
+  void bring_next(guard& held);
+  std::unique_ptr<lent_storage> to_device(const saved_block& block,
+                                          guard& held) const;
+  void remove(saved_set& set, leftovers& freed);
+  void release(saved_block& block, leftovers& freed);
   void free_slot(saved_block& block);
   void want(saved_set& set, bool first);
   void look_ahead();
+  saved_set* next_set() const;
   void await(guard& held, const char* what, const std::function<bool()>& done);
 
   // -- thread of the file -----------------------------------------------------
 
   void run();
+  void drop_copied(guard& held);
   block_ptr next_read();
   block_ptr next_write();
   void moved(guard& held, saved_block& block, c10::Storage memory);
@@ -144,8 +166,9 @@ private:
 
   options options_;
   std::unique_ptr<offload_file> file_; // used by the thread only
-  mutable std::mutex mutex_;
-  std::condition_variable work_;
+  std::shared_ptr<doorbell> bell_;
+  std::mutex& mutex_;
+  std::condition_variable& work_;
   std::condition_variable done_;
   file_slots slots_;
   std::map<uint64_t, std::vector<saved_set*>> lanes_;
@@ -155,6 +178,8 @@ private:
   std::map<key, std::pair<c10::weak_intrusive_ptr<c10::StorageImpl>,
                           std::weak_ptr<saved_block>>>
     given_; // in this step
+  /// Memory of the device until its copy is done.
+  std::deque<block_ptr> leaving_;
   counts counts_;
   bool full_ = false; // in this step
   bool warned_ = false;

@@ -1,6 +1,6 @@
 #include "runtime/offload/offloaded_tensors.hpp"
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
 
 #include <optional>
 #include <utility>
@@ -14,9 +14,10 @@ constexpr uint64_t least = 4096;
 
 /// @returns the bytes of a tensor, with the gaps between them, or nothing if
 /// they stay in memory
-std::optional<offload_store::part> bytes_of(const at::Tensor& tensor) {
+std::optional<offload_store::part> bytes_of(const offload_store& store,
+                                            const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided
-      || !tensor.device().is_cpu() || !tensor.has_storage()
+      || !store.takes(tensor.device()) || !tensor.has_storage()
       || tensor.is_nested() || tensor.is_quantized() || tensor.is_conj()
       || tensor.is_neg() || tensor.numel() == 0)
     return std::nullopt;
@@ -49,8 +50,11 @@ void set_storage(const at::Tensor& x, c10::Storage memory, int64_t offset) {
 } // namespace
 
 void drop_content(const at::Tensor& x) {
+  // A tensor is where its storage is.
+  c10::DataPtr none{nullptr, x.device()};
   set_storage(
-    x, {c10::Storage::use_byte_size_t{}, 0, c10::GetCPUAllocator(), false}, 0);
+    x, {c10::Storage::use_byte_size_t{}, 0, std::move(none), nullptr, false},
+    0);
 }
 
 std::unique_ptr<offloaded_tensors>
@@ -59,7 +63,7 @@ offloaded_tensors::take(offload_store& store, uint64_t lane,
   auto result = std::make_unique<offloaded_tensors>();
   std::vector<offload_store::part> parts;
   for (auto& x : xs)
-    if (auto part = bytes_of(x)) {
+    if (auto part = bytes_of(store, x)) {
       parts.push_back(std::move(*part));
       result->tensors_.push_back(x);
     }

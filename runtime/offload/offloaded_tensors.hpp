@@ -15,16 +15,16 @@ namespace smp {
 class offloaded_tensors {
 public:
   /// Moves the bytes of `xs` into `store`, except for small tensors, views that
-  /// have more gaps than bytes, and what is not an ordinary tensor in host
-  /// memory.
+  /// have more gaps than bytes, and what is not an ordinary tensor in memory
+  /// that the store takes.
   /// @param lane see `offload_store`
   /// @param xs must not be used elsewhere; other tensors may share their memory
   /// @returns null if no tensor was moved
   static std::unique_ptr<offloaded_tensors>
   take(offload_store& store, uint64_t lane, const std::vector<at::Tensor>& xs);
 
-  /// Waits for the bytes and gives them back to the tensors. May be called
-  /// once.
+  /// Waits for the bytes and gives them back to the tensors, for what is
+  /// launched from now on. May be called once.
   /// @throws error, see `offload_store::set::take`
   void put_back();
 

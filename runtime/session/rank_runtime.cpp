@@ -8,6 +8,7 @@
 #include "runtime/base/vector_math.hpp"
 #include "runtime/calls/entered_modules.hpp"
 #include "runtime/device/rank_device.hpp"
+#include "runtime/device/storage_copies.hpp"
 #include "runtime/sharing/sharing.hpp"
 #include "runtime/step/executor_thread.hpp"
 #include "runtime/step/model_state.hpp"
@@ -42,8 +43,8 @@ comm_options options_of_stages(const session_config& x,
 constexpr uint64_t launch_ahead = 2;
 
 /// @returns null if activations stay in memory
-std::shared_ptr<offload_store> make_offload(const session_config& x,
-                                            rank_id self) {
+std::shared_ptr<offload_store>
+make_offload(const session_config& x, rank_id self, const rank_device* device) {
   if (!x.offload_activations)
     return nullptr;
   auto warn = [self](const std::string& text) {
@@ -53,6 +54,8 @@ std::shared_ptr<offload_store> make_offload(const session_config& x,
   options.dir = x.offload_dir.empty() ? default_offload_dir() : x.offload_dir;
   options.horizon = x.activation_loading_horizon;
   options.warn = warn;
+  if (device)
+    options.device = device->make_storage_copies();
   auto file = open_offload_file(options.dir);
   if (is_in_memory(options.dir))
     warn("'" + options.dir
@@ -92,7 +95,7 @@ rank_runtime::rank_runtime(parts x)
     own_collectives_(*fabric_),
     own_tensor_peers_(*this),
     own_objects_(*fabric_),
-    own_offload_(make_offload(own_config_, fabric_->self())),
+    own_offload_(make_offload(own_config_, fabric_->self(), own_device_.get())),
     own_sequencer_(std::make_shared<microbatch_sequencer>(
       fabric_->self(),
       [board = own_board_](module_id x) { return board->path_of(x); })),

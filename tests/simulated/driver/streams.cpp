@@ -21,7 +21,7 @@ namespace {
 
 // -- the streams of all devices -----------------------------------------------
 
-constexpr size_t pool_size = 4;
+constexpr size_t pool_size = 16;
 
 std::atomic<uint64_t> kernel_count{0};
 std::atomic<bool> is_stopping{false};
