@@ -17,7 +17,7 @@ class rank_context;
 class result_tracker;
 class running_call;
 
-inline constexpr size_t num_interceptors = 8;
+inline constexpr size_t num_interceptors = 9;
 
 /// What the calling thread works for. A thread that stops in the middle of an
 /// execution may serve others meanwhile, so it sets all of this aside as a

@@ -2,6 +2,7 @@
 
 #include "runtime/base/rank_context.hpp"
 #include "runtime/base/script_error_text.hpp"
+#include "runtime/execution/device_failure.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/model/model_map.hpp"
 
@@ -19,6 +20,7 @@ namespace {
 
 [[noreturn]] void fail(running_call& ex, std::string text) {
   auto& rank = ex.rank();
+  text = with_device_failure(rank, std::move(text));
   ++rank.counters().failed_graphs;
   if (auto changed = rank.model()->map->order().changed_in_place();
       !changed.empty()) {
@@ -40,9 +42,12 @@ void run_engine(running_call& ex, const torch::autograd::edge_list& roots,
                 const torch::autograd::variable_list& gradients,
                 bool keep_graph) {
   running_call::backward_scope running{ex};
+  auto module = ex.module_path();
   try {
     torch::autograd::Engine::get_default_engine().execute(
       roots, gradients, keep_graph, false, true);
+    settle_device(ex);
+    ex.enter_module(std::move(module)); // hooks may have entered others
   } catch (const error&) {
     throw;
   } catch (const c10::Error& e) {

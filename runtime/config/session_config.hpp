@@ -112,6 +112,8 @@ struct session_config {
   /// (runtime/device/accelerator.hpp). "auto": "cuda" where it can be used,
   /// else "cpu".
   std::string device = "auto";
+  /// After each module, so that an error of the device names it.
+  bool wait_for_device = false;
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
   std::string trace_device = "cpu";
   /// File with the execution times of modules, which are then not measured

@@ -139,6 +139,12 @@ const std::vector<config_key> session_table = {
               "driver for CUDA 13.0 or later with a GPU, else `cpu`. A rank "
               "takes the GPU local rank modulo count (docs/devices.md)",
    .elsewhere = {"accelerator"}},
+  {.name = "smp.wait_for_device",
+   .slot = SMP_SLOT(smp.wait_for_device),
+   .meaning = "a rank waits for its device after each module, so that an error "
+              "of the device names the module that made it; slow, for finding "
+              "such an error",
+   .elsewhere = {"CUDA_LAUNCH_BLOCKING"}},
   {.name = "smp.seed",
    .slot = SMP_SLOT(smp.seed),
    .meaning = "seed of initial parameters and of dropout",

@@ -39,7 +39,8 @@ rank_device::rank_device(std::shared_ptr<accelerator> kind,
                     ->getMemoryInfo(device_.index())
                     .second),
     copies_(std::make_shared<device_copies>(
-      kind_, device_, compute_.work, make_lane(device_), make_lane(device_))) {
+      kind_, device_, compute_.work, make_lane(device_), make_lane(device_))),
+    watch_(compute_.watch) {
   // nop
 }
 
@@ -53,12 +54,25 @@ void rank_device::enter_thread() const {
 
 void rank_device::leave_thread() const {
   VirtualGuardImpl device{device_.type()};
-  device.synchronizeStream(compute_.work);
+  if (!failed())
+    device.synchronizeStream(compute_.work);
   device.exchangeStream(device.getDefaultStream(device_));
 }
 
 std::shared_ptr<device_event> rank_device::point() const {
   return std::make_shared<device_point>(kind_, compute_);
+}
+
+void rank_device::when_reached(std::function<void()> f) const {
+  try {
+    watch_.when_reached(*point(), f);
+  } catch (const c10::AcceleratorError&) {
+    f();
+  }
+}
+
+void rank_device::settle() const {
+  VirtualGuardImpl{device_.type()}.synchronizeStream(compute_.work);
 }
 
 // -- time ---------------------------------------------------------------------
@@ -75,8 +89,13 @@ void rank_device::begin_span() const {
 void rank_device::end_span() const {
   look_at_memory();
   std::lock_guard guard{mutex_};
-  if (!spans_.empty())
+  if (spans_.empty())
+    return;
+  try {
     spans_.back().second.record(compute_.work);
+  } catch (const c10::AcceleratorError&) {
+    // Of a device that has failed, no time counts.
+  }
 }
 
 std::chrono::nanoseconds rank_device::take_busy() const {
@@ -126,9 +145,13 @@ device_point::device_point(std::shared_ptr<accelerator> kind,
 }
 
 void device_point::then(std::function<void()> f) {
-  c10::StreamGuard on{watch_};
-  event_.block(watch_);
-  kind_->notify(watch_, std::move(f));
+  try {
+    c10::StreamGuard on{watch_};
+    event_.block(watch_);
+    kind_->notify(watch_, std::move(f));
+  } catch (const c10::AcceleratorError&) {
+    // Who must know asks `device_watch`.
+  }
 }
 
 // -- choice -------------------------------------------------------------------

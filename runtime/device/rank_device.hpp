@@ -1,6 +1,7 @@
 #pragma once
 
 #include "runtime/device/accelerator.hpp"
+#include "runtime/device/device_watch.hpp"
 #include "transport/device_ops.hpp"
 
 #include <c10/core/Device.h>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,12 +54,24 @@ public:
   void enter_thread() const;
 
   /// The calling thread launches on the default stream again, where all that
-  /// the rank wrote is there. Waits for the device.
+  /// the rank wrote is there. Waits for the device, unless it has failed.
   void leave_thread() const;
 
   /// @returns the point in the work of the rank after all that the calling
   /// thread launched
   std::shared_ptr<device_event> point() const;
+
+  /// Calls `f` when that point is reached, or when the device has failed.
+  void when_reached(std::function<void()> f) const;
+
+  /// The host waits for all that the rank launched.
+  /// @throws c10::AcceleratorError if the device has failed
+  void settle() const;
+
+  /// @returns what a failed device says; nothing: it works
+  std::optional<std::string> failed() const {
+    return failure_of(compute_.watch);
+  }
 
   // -- time -------------------------------------------------------------------
 
@@ -104,6 +118,7 @@ private:
   mutable std::atomic<uint64_t> memory_now_ = 0;
   mutable std::atomic<uint64_t> memory_peak_ = 0;
   std::shared_ptr<device_copies> copies_;
+  mutable device_watch watch_;
 };
 
 /// A point in the work of a lane.

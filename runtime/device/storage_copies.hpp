@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 namespace smp {
 
@@ -45,6 +47,11 @@ public:
 
   c10::Device device() const noexcept {
     return compute_.device();
+  }
+
+  /// @returns what a failed device says; nothing: it works
+  std::optional<std::string> failed() const {
+    return failure_of(out_.watch);
   }
 
   /// @returns uninitialized host memory that the device copies fast

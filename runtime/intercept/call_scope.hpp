@@ -98,6 +98,7 @@ enum class interceptor : uint8_t {
   state,     // gives a recomputation the state of the first pass
   trace,     // measures before the partition
   observe,   // informs call observers
+  device,    // waits for it, to know whose its errors are
   activity,  // records what the rank executes, for stall reports
 };
 

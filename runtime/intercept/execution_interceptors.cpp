@@ -4,9 +4,11 @@
 #include "actors/server/microbatch_sequencer.hpp"
 #include "runtime/base/here.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/config/session_config.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/checkpointed_call.hpp"
+#include "runtime/intercept/device_interceptor.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
 #include "transport/wait.hpp"
@@ -132,6 +134,7 @@ numbers_interceptor gives_numbers;
 recompute_interceptor computes_again;
 offload_interceptor offloads;
 state_interceptor recalls_state;
+device_interceptor waits_for_device;
 activity_interceptor tells_activity;
 
 } // namespace
@@ -142,6 +145,9 @@ void intercept_execution() noexcept {
   set_interceptor(interceptor::recompute, &computes_again);
   set_interceptor(interceptor::offload, &offloads);
   set_interceptor(interceptor::state, &recalls_state);
+  auto* rank = rank_context::current();
+  if (rank && rank->launches() && rank->config().wait_for_device)
+    set_interceptor(interceptor::device, &waits_for_device);
   set_interceptor(interceptor::activity, &tells_activity);
 }
 

@@ -341,13 +341,35 @@ void offload_store::end_step() {
   full_ = false;
 }
 
+/// Looks at the device meanwhile: one that has failed tells nobody.
+/// @returns whether `over` says so in time
+bool offload_store::wait_for(guard& held, clock::time_point until,
+                             const std::function<bool()>& over) {
+  constexpr std::chrono::seconds between_looks{1};
+  while (!done_.wait_until(held, std::min(until, clock::now() + between_looks),
+                           over)) {
+    if (clock::now() >= until)
+      return false;
+    if (!options_.device)
+      continue;
+    held.unlock();
+    auto why = options_.device->failed();
+    held.lock();
+    if (why)
+      throw error{error_code::transport,
+                  "activations of " + options_.device->device().str()
+                    + " did not get to the file: " + *why};
+  }
+  return true;
+}
+
 void offload_store::await(guard& held, const char* what,
                           const std::function<bool()>& done) {
   if (done())
     return;
   auto begin = std::chrono::steady_clock::now();
-  auto in_time = done_.wait_for(held, options_.patience,
-                                [&] { return stopping_ || done(); });
+  auto in_time = wait_for(held, begin + options_.patience,
+                          [&] { return stopping_ || done(); });
   counts_.wait_seconds += std::chrono::duration<double>(
                             std::chrono::steady_clock::now() - begin)
                             .count();

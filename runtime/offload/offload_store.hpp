@@ -129,6 +129,7 @@ public:
 
 private:
   using guard = std::unique_lock<std::mutex>;
+  using clock = std::chrono::steady_clock;
   using key = std::tuple<const void*, uint64_t, uint64_t, uint32_t>;
   using block_ptr = std::shared_ptr<saved_block>;
   using set_ptr = std::shared_ptr<saved_set>;
@@ -148,6 +149,8 @@ private:
   void want(saved_set& set, bool first);
   void look_ahead();
   saved_set* next_set() const;
+  bool wait_for(guard& held, clock::time_point until,
+                const std::function<bool()>& over);
   void await(guard& held, const char* what, const std::function<bool()>& done);
 
   // -- thread of the file -----------------------------------------------------

@@ -9,6 +9,7 @@
 #include "runtime/calls/entered_modules.hpp"
 #include "runtime/device/rank_device.hpp"
 #include "runtime/device/storage_copies.hpp"
+#include "runtime/execution/device_failure.hpp"
 #include "runtime/sharing/sharing.hpp"
 #include "runtime/step/executor_thread.hpp"
 #include "runtime/step/model_state.hpp"
@@ -308,6 +309,8 @@ std::vector<payload> rank_runtime::run_step(const step_call& x,
   return steps_.run_step(*node_, state_.get(), x, std::move(body));
 } catch (const error& e) {
   throw error{with_machine(e.cause(), host_of_)};
+} catch (const c10::AcceleratorError& e) {
+  throw error{device_failure(*this, e)};
 }
 
 void rank_runtime::skip_step() {

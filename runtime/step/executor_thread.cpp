@@ -6,6 +6,7 @@
 #include "runtime/calls/callee.hpp"
 #include "runtime/calls/promised_call.hpp"
 #include "runtime/device/rank_device.hpp"
+#include "runtime/execution/device_failure.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/execution_interceptors.hpp"
 #include "runtime/lazy/late_logits.hpp"
@@ -73,7 +74,7 @@ void executor_thread::begin_call(call_kind what, std::optional<rank_id> from) {
 void executor_thread::switch_out() {
   if (auto* launches = rank_.launches()) {
     launches->end_span();
-    launches->point()->then(teller_of_reached());
+    launches->when_reached(teller_of_reached());
   } else {
     auto ran = std::chrono::steady_clock::now() - since_;
     rank_.counters().executing_ns += static_cast<uint64_t>(
@@ -156,13 +157,14 @@ void executor_thread::begin_span() {
 }
 
 outcome executor_thread::execute(request x) {
-  begin_span();
   here::of_thread().slot = slot();
   call_.begin(x, seed_of(rank_, rank_.drawn_step(), x.microbatch));
   call_observer::set_current(rank_.observer());
   std::string text;
   try {
+    begin_span();
     auto body = answer(x);
+    settle_device(call_);
     if (!call_.first_error())
       return {std::move(body), {}};
   } catch (const error& err) {
@@ -182,6 +184,7 @@ outcome executor_thread::execute(request x) {
   } catch (...) {
     text = "an exception that does not derive from std::exception";
   }
+  text = with_device_failure(rank_, std::move(text));
   call_.keep_error(
     {error_code::user_code, rank_.self(), call_.module_path(), text});
   return {{}, call_.first_error()};

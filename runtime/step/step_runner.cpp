@@ -16,6 +16,7 @@
 #include "runtime/collectives/data_group.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/device/rank_device.hpp"
+#include "runtime/execution/device_failure.hpp"
 #include "runtime/execution/saved_calls.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/sequential.hpp"
@@ -194,11 +195,15 @@ void step_runner::end_step(model_state* model, const failure& why) {
 namespace {
 
 /// An error that only the ranks together detect fails the step as well.
-void end_model_step(model_state& model, step_report& report) {
+void end_model_step(const rank_context& rank, model_state& model,
+                    step_report& report) {
   try {
     model.end_step(!report.error);
   } catch (const error& e) {
     report.error = e.cause();
+  } catch (const c10::AcceleratorError& e) {
+    if (!report.error)
+      report.error = device_failure(rank, e);
   }
 }
 
@@ -221,7 +226,7 @@ step_report step_runner::run_once(node& actors, model_state* model,
     rank_.calls().drop(report.step, microbatch_id{m});
   auto learnt = model && model->promises().learnt();
   if (model)
-    end_model_step(*model, report);
+    end_model_step(rank_, *model, report);
   // The results of other microbatches never left this rank.
   if (report.error)
     rank_.objects().withdraw(report.step);
@@ -286,7 +291,8 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
     (rank_.pp_rank() == 0
      && (call.no_rerun || (call.inputs_changed && call.inputs_changed())))
       || (rank_.records().active() && rank_.records().note().refused)
-      || !model->keeps_changes() || !model->can_take_back(),
+      || !model->keeps_changes() || !model->can_take_back()
+      || (rank_.launches() && rank_.launches()->failed()),
     rank_.sequencer().overtaken_modules(),
     late_changes(),
     rank_.sequencer().called_late(),
@@ -339,14 +345,19 @@ namespace {
 
 /// A step ends when the device has done what it launched.
 /// @returns how long it worked, in ns
-uint64_t await_device(const rank_device& x, step_id step) {
+/// @throws error if it has failed
+uint64_t await_device(const rank_context& rank, step_id step) {
+  auto& x = *rank.launches();
   auto done = std::make_shared<completion>();
-  x.point()->then([done] { done->set(); });
+  x.when_reached([done] { done->set(); });
   waiter::current().wait(done,
                          {.what = "what step " + std::to_string(step.value)
                                   + " launched on its device",
                           .from = std::nullopt,
                           .subject = {.what = wait_subject::kind::device}});
+  if (auto why = x.failed())
+    throw error{failure{
+      error_code::user_code, rank.self(), {}, with_device_failure(rank, *why)}};
   return static_cast<uint64_t>(x.take_busy().count());
 }
 
@@ -367,8 +378,13 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   rank_.board().main_ends_step(true);
   auto result = awaited<step_report>::get(
     report, end_of_step(step, rank_.pipeline().front()));
-  if (auto* launches = rank_.launches())
-    counters.executing_ns = await_device(*launches, step);
+  try {
+    if (rank_.launches())
+      counters.executing_ns = await_device(rank_, step);
+  } catch (const error& e) {
+    if (!result.error)
+      result.error = e.cause();
+  }
   stats_.executing_seconds += static_cast<double>(counters.executing_ns) * 1e-9;
   stats_.requests += counters.requests;
   stats_.waits += counters.waits;
@@ -424,6 +440,8 @@ std::string advice_on_change(const model_map& map, uint32_t tensor) {
 /// @returns the tensors that changed although microbatches pass their modules
 /// in any order
 std::set<uint32_t> step_runner::late_changes() const {
+  if (rank_.launches() && rank_.launches()->failed())
+    return {}; // nothing can be read there
   auto& tensors = rank_.model()->map->model().tensors;
   auto result = rank_.model()->map->order().changed_late();
   // One microbatch alone is in order; but other ranks keep parameters.

@@ -1,6 +1,7 @@
 // Makes the simulated device known to smp: smp.device = "sim".
 
 #include "runtime/device/accelerator.hpp"
+#include "tests/simulated/backend/failures.hpp"
 #include "tests/simulated/driver/memory.hpp"
 #include "tests/simulated/driver/options.hpp"
 #include "tests/simulated/driver/streams.hpp"
@@ -21,6 +22,7 @@ public:
   }
 
   void notify(c10::Stream x, std::function<void()> f) override {
+    check_device(x.device_index());
     sim::notify(x.device_index(), x.id(), std::move(f));
   }
 

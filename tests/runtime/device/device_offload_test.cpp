@@ -3,6 +3,7 @@
 
 #include "runtime/device/storage_copies.hpp"
 #include "runtime/offload/offload_store.hpp"
+#include "tests/simulated/driver/failures.hpp"
 #include "tests/simulated/driver/host_waits.hpp"
 #include "tests/simulated/driver/memory.hpp"
 #include "tests/simulated/driver/streams.hpp"
@@ -20,6 +21,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 // Activations of a device in a file (R57): device memory, pinned memory, file,
@@ -27,6 +29,7 @@
 
 using namespace smp;
 using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
 using torch::Tensor;
 using torch::nn::Linear;
 
@@ -257,4 +260,18 @@ TEST_CASE("what is given up on its way disturbs nothing",
   }
   sim::wait_device(0);
   CHECK(devices.race() == "");
+}
+
+TEST_CASE("a device that fails ends the wait for its file",
+          "[runtime][device][R57]") {
+  checked_devices devices{0};
+  device_store x;
+  held_stream hold{x.stream()};
+  sim::launch(0, x.stream().id(), "broken kernel", [] { sim::fail_device(0); });
+  auto a = x.give(1), b = x.give(2);
+  auto t = at::zeros({large},
+                     at::TensorOptions{at::kByte}.device(sim_device()));
+  std::jthread later{[&] { hold.release(); }};
+  CHECK_THROWS_WITH(x.store->give(0, {{t.storage(), 0, large, 0}}),
+                    ContainsSubstring("a kernel has failed"));
 }

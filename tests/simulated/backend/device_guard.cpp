@@ -1,3 +1,4 @@
+#include "tests/simulated/backend/failures.hpp"
 #include "tests/simulated/backend/sim_device.hpp"
 #include "tests/simulated/driver/events.hpp"
 #include "tests/simulated/driver/memory.hpp"
@@ -48,7 +49,9 @@ public:
   }
 
   void synchronizeDevice(c10::DeviceIndex x) const override {
-    wait_device(x < 0 ? current_device() : x);
+    auto device = x < 0 ? to_index(current_device()) : x;
+    wait_device(device);
+    check_device(device);
   }
 
   // -- streams ----------------------------------------------------------------
@@ -77,11 +80,14 @@ public:
   }
 
   bool queryStream(const c10::Stream& x) const override {
-    return stream_idle(x.device_index(), x.id());
+    auto idle = stream_idle(x.device_index(), x.id());
+    check_device(x.device_index());
+    return idle;
   }
 
   void synchronizeStream(const c10::Stream& x) const override {
     wait_stream(x.device_index(), x.id());
+    check_device(x.device_index());
   }
 
   // -- events -----------------------------------------------------------------
@@ -90,12 +96,14 @@ public:
               c10::EventFlag) const override {
     TORCH_CHECK(device == -1 || device == on.device_index(),
                 "an event of another device");
+    check_device(on.device_index());
     if (*x == nullptr)
       *x = new event{make_event()};
     sim::record(event_of(*x), on.device_index(), on.id());
   }
 
   void block(void* x, const c10::Stream& waiting) const override {
+    check_device(waiting.device_index());
     if (x != nullptr)
       wait(event_of(x), waiting.device_index(), waiting.id());
   }

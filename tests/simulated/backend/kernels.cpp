@@ -1,5 +1,6 @@
 #include "tests/simulated/backend/kernels.hpp"
 
+#include "tests/simulated/backend/failures.hpp"
 #include "tests/simulated/backend/sim_device.hpp"
 #include "tests/simulated/driver/memory.hpp"
 #include "tests/simulated/driver/streams.hpp"
@@ -72,6 +73,7 @@ c10::Stream stream_for(const at::Tensor& x) {
 void queue(const at::Tensor& on, const char* name, std::function<void()> kernel,
            const std::vector<access>& accesses) {
   auto stream = stream_for(on);
+  check_device(stream.device_index());
   // As many threads as on the host, because sums have other bits with others.
   auto run = [threads = at::get_num_threads(), kernel = std::move(kernel)] {
     run_kernel(kernel, threads);
@@ -82,6 +84,7 @@ void queue(const at::Tensor& on, const char* name, std::function<void()> kernel,
 void wait_current(const at::Tensor& on, const char* reason) {
   auto stream = stream_for(on);
   wait_stream(stream.device_index(), stream.id(), reason);
+  check_device(stream.device_index());
 }
 
 } // namespace smp::sim

@@ -1,5 +1,6 @@
 #include "tests/simulated/driver/options.hpp"
 
+#include "tests/simulated/driver/failures.hpp"
 #include "tests/simulated/driver/stream.hpp"
 
 #include <cstdlib>
@@ -34,6 +35,7 @@ options options_of_environment() {
   result.poison = number_in("SMP_SIM_POISON", 0) != 0;
   result.no_peers = number_in("SMP_SIM_NO_PEERS", 0) != 0;
   result.check = number_in("SMP_SIM_CHECK", 0) != 0;
+  result.fail_kernel = number_in("SMP_SIM_FAIL_KERNEL", 0);
   return result;
 }
 
@@ -47,11 +49,13 @@ options& config() {
 
 changed_options::changed_options(const options& now) : before_(config()) {
   settle_all();
+  repair_devices();
   config() = now;
 }
 
 changed_options::~changed_options() {
   settle_all();
+  repair_devices();
   config() = before_;
 }
 

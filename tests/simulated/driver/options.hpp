@@ -27,11 +27,15 @@ struct options {
   bool no_peers = false;
   /// Every launch waits for its kernel, as with CUDA_LAUNCH_BLOCKING.
   bool always_sync = false;
+  /// This kernel of the process, counted by launches from 1, makes its device
+  /// fail (failures.hpp); 0: none does.
+  uint64_t fail_kernel = 0;
 };
 
 /// Those in force; may be changed while the devices are idle. At first what the
 /// environment says: SMP_SIM_DEVICES, SMP_SIM_CAPACITY (MB), SMP_SIM_DELAY_US,
-/// SMP_SIM_SEED, SMP_SIM_POISON=1, SMP_SIM_CHECK=1, SMP_SIM_NO_PEERS=1.
+/// SMP_SIM_SEED, SMP_SIM_POISON=1, SMP_SIM_CHECK=1, SMP_SIM_NO_PEERS=1,
+/// SMP_SIM_FAIL_KERNEL.
 ///
 /// A process with SMP_SIM_CHECK=1 in which the checker finds something prints
 /// that when it exits, and exits with `exit_code_of_races`.
@@ -40,7 +44,8 @@ options& config();
 constexpr int exit_code_of_races = 97;
 
 /// Sets options and puts them back as they were at the end of the scope. Both
-/// wait for the devices, which does not count as a wait of the host.
+/// wait for the devices, which does not count as a wait of the host, and repair
+/// those that have failed.
 class changed_options {
 public:
   explicit changed_options(const options& now);

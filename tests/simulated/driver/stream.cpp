@@ -1,5 +1,6 @@
 #include "tests/simulated/driver/stream.hpp"
 
+#include "tests/simulated/driver/failures.hpp"
 #include "tests/simulated/driver/options.hpp"
 
 #include <algorithm>
@@ -17,8 +18,11 @@ thread_local const char* forbidden_use = nullptr;
 
 } // namespace
 
-stream::stream(size_t slot, uint64_t seed)
-  : slot_(slot), random_(seed * 1000003 + slot), thread_([this] { run(); }) {
+stream::stream(int device, size_t slot, uint64_t seed)
+  : device_(device),
+    slot_(slot),
+    random_(seed * 1000003 + slot),
+    thread_([this] { run(); }) {
   // nop
 }
 
@@ -118,7 +122,9 @@ std::string stream::run_one(job& next) {
   try {
     if (next.what == kind::kernel)
       delay();
-    next.run();
+    // Streams of other devices, too, wait for its events.
+    if (next.what == kind::internal || !has_failed(device_))
+      next.run();
   } catch (const std::exception& error) {
     problem = error.what();
   }

@@ -19,7 +19,7 @@ namespace smp::sim {
 class stream {
 public:
   /// @param slot its place among the streams of all devices
-  stream(size_t slot, uint64_t seed);
+  stream(int device, size_t slot, uint64_t seed);
 
   /// Something short that is no kernel.
   void push(std::function<void()> job);
@@ -74,6 +74,7 @@ private:
 
   void delay();
 
+  int device_;
   size_t slot_;
   std::mutex mutex_;
   std::condition_variable work_, idle_;

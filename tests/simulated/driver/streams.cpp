@@ -1,5 +1,6 @@
 #include "tests/simulated/driver/streams.hpp"
 
+#include "tests/simulated/driver/failures.hpp"
 #include "tests/simulated/driver/host_waits.hpp"
 #include "tests/simulated/driver/options.hpp"
 #include "tests/simulated/driver/stream.hpp"
@@ -24,6 +25,7 @@ namespace {
 constexpr size_t pool_size = 16;
 
 std::atomic<uint64_t> kernel_count{0};
+std::atomic<uint64_t> launch_count{0};
 std::atomic<bool> is_stopping{false};
 
 struct device_streams {
@@ -43,21 +45,21 @@ public:
   stream& find(int device, int64_t id) {
     auto& found = of(device);
     std::lock_guard guard{found.mutex};
-    have(found, 1);
+    have(device, 1);
     return *found.streams.at(static_cast<size_t>(id));
   }
 
   int64_t add(int device) {
     auto& found = of(device);
     std::lock_guard guard{found.mutex};
-    have(found, found.streams.empty() ? 2 : found.streams.size() + 1);
+    have(device, found.streams.empty() ? 2 : found.streams.size() + 1);
     return static_cast<int64_t>(found.streams.size()) - 1;
   }
 
   int64_t pooled(int device) {
     auto& found = of(device);
     std::lock_guard guard{found.mutex};
-    have(found, 1 + pool_size);
+    have(device, 1 + pool_size);
     return static_cast<int64_t>(1 + found.next_pooled++ % pool_size);
   }
 
@@ -89,10 +91,11 @@ private:
     return devices_.at(static_cast<size_t>(device));
   }
 
-  void have(device_streams& found, size_t number) {
-    while (found.streams.size() < number)
-      found.streams.push_back(
-        std::make_unique<stream>(slots_++, config().seed));
+  void have(int device, size_t number) {
+    auto& streams = of(device).streams;
+    while (streams.size() < number)
+      streams.push_back(
+        std::make_unique<stream>(device, slots_++, config().seed));
   }
 
   std::array<device_streams, max_devices> devices_;
@@ -221,6 +224,8 @@ bool device_used(int device) {
 void launch(int device, int64_t id, const char* name,
             std::function<void()> kernel, const std::vector<access>& accesses) {
   no_host_function(name);
+  if (++launch_count == config().fail_kernel)
+    kernel = [device] { fail_device(device); };
   auto& on = find_stream(device, id);
   {
     auto guard = checker().lock();

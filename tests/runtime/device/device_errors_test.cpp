@@ -1,0 +1,137 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/simulated/driver/failures.hpp"
+#include "tests/simulated/driver/streams.hpp"
+#include "tests/support/assertion_lock.hpp"
+#include "tests/support/torch/simulated.hpp"
+#include "tests/support/torch/training_step.hpp"
+#include "tests/support/torch/two_ranks.hpp"
+
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+// A kernel that fails is noticed when the device is used next, or waited for.
+
+using namespace smp;
+using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
+using torch::Tensor;
+using torch::nn::Linear;
+
+namespace {
+
+constexpr int64_t side = 16;
+
+/// Of the device of the calling thread, when it gets there.
+void launch_broken_kernel() {
+  auto device = sim::current_device();
+  sim::launch(device, sim::current_stream(device), "broken kernel",
+              [device] { sim::fail_device(device); });
+}
+
+enum class place { forward, backward, after };
+
+struct broken_impl : torch::nn::Module {
+  explicit broken_impl(place x) : where(x) {
+    register_module("inner", inner);
+  }
+
+  Tensor forward(Tensor x) {
+    auto y = inner(x);
+    if (where == place::forward)
+      launch_broken_kernel();
+    if (where == place::backward)
+      y.register_hook([](Tensor) { launch_broken_kernel(); });
+    return y * 2;
+  }
+
+  place where;
+  Linear inner{side, side};
+};
+TORCH_MODULE_IMPL(broken, broken_impl);
+
+/// The broken one is on the last rank.
+struct row_impl : torch::nn::Module {
+  row_impl(uint64_t ranks, place where) {
+    auto on = [&](uint64_t rank, auto make) {
+      partition_scope scope{static_cast<uint32_t>(rank)};
+      return make();
+    };
+    auto linear = [] { return submodule<Linear>(side, side); };
+    first = on(0, linear);
+    second = on(ranks - 1, [&] { return submodule<broken>(where); });
+    third = on(ranks - 1, linear);
+    fourth = on(0, linear);
+    register_module("first", first);
+    register_module("second", second);
+    register_module("third", third);
+    register_module("fourth", fourth);
+  }
+
+  Tensor forward(Tensor x) {
+    return fourth(third(second(first(x)))).square().mean();
+  }
+
+  submodule<Linear> first = nullptr, third = nullptr, fourth = nullptr;
+  submodule<broken> second = nullptr;
+};
+TORCH_MODULE_IMPL(row, row_impl);
+
+/// @returns what the last rank says of the step
+failure failure_of(uint64_t ranks, place where, bool wait) {
+  checked_devices devices{200};
+  auto world = manual_world(ranks, 4);
+  world.reorder = false;
+  world.config.device = "sim";
+  world.config.wait_for_device = wait;
+  failure result;
+  run_virtual_world(ranks, world, [&](session& s) {
+    distributed_model model{seeded([&] { return row{s.size(), where}; })};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x);
+      model.backward(loss);
+      if (where == place::after)
+        launch_broken_kernel();
+      return loss;
+    });
+    try {
+      train_step(torch::ones({8, side}));
+    } catch (const error& e) {
+      assertion_lock asserting;
+      if (s.rank() == ranks - 1)
+        result = e.cause();
+    }
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("a rank that waits for its device names the module that failed",
+          "[runtime][device]") {
+  auto where = GENERATE(place::forward, place::backward);
+  auto ranks = GENERATE(uint64_t{1}, uint64_t{2});
+  auto why = failure_of(ranks, where, true);
+  CAPTURE(ranks, why.text, static_cast<int>(where));
+  CHECK(why.code == error_code::user_code);
+  CHECK(why.rank == rank_id{ranks - 1});
+  CHECK(why.module == "second");
+  CHECK_THAT(why.text, ContainsSubstring("a kernel has failed")
+                         && !ContainsSubstring("smp.wait_for_device"));
+}
+
+TEST_CASE("an error of a device says how to find its module",
+          "[runtime][device]") {
+  auto where = GENERATE(place::forward, place::backward, place::after);
+  auto ranks = uint64_t{1};
+  auto why = failure_of(ranks, where, false);
+  CAPTURE(ranks, why.text, static_cast<int>(where));
+  CHECK(why.code == error_code::user_code);
+  CHECK_THAT(why.text,
+             ContainsSubstring("a kernel has failed")
+               && ContainsSubstring("in this launch or in an earlier one")
+               && ContainsSubstring("smp.wait_for_device = true names it"));
+}
