@@ -31,14 +31,12 @@ double seconds(clock::duration x) {
   return std::chrono::duration<double>(x).count();
 }
 
-at::Device gpu() {
-  return {at::kCUDA, 0};
-}
-
-/// Tensors whose data is on the GPU while this lives.
+/// Tensors whose data is on a device while this lives.
 class moved_to_gpu {
 public:
-  moved_to_gpu() = default;
+  explicit moved_to_gpu(at::Device x) : device_(x) {
+    // nop
+  }
 
   ~moved_to_gpu() {
     for (auto& [x, data] : tensors_)
@@ -50,18 +48,22 @@ public:
 
   void add(at::Tensor x) {
     at::NoGradGuard no_grad;
+    auto there = x.to(device_);
     tensors_.emplace_back(x, x.detach());
-    x.set_data(x.to(gpu()));
+    x.set_data(there);
   }
 
 private:
+  at::Device device_;
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
 };
 
-/// Waits until the GPU has finished all submitted work.
-void synchronize(bool with_gpu) {
-  if (with_gpu)
-    c10::impl::VirtualGuardImpl{at::kCUDA}.synchronizeDevice(0);
+/// Waits until the device has done all work of this thread.
+void synchronize(at::Device x) {
+  if (x.is_cpu())
+    return;
+  c10::impl::VirtualGuardImpl device{x.type()};
+  device.synchronizeStream(device.getStream(x));
 }
 
 std::string first_line(std::string x) {
@@ -159,7 +161,8 @@ struct tracer::saved_state {
     uint32_t position = 0; // in the walk
   };
 
-  saved_state(const walked_model& model, random_stream x)
+  saved_state(const walked_model& model, random_stream x,
+              const trace_options& options)
     : mine(std::move(x)), stream(mine) {
     at::NoGradGuard no_grad;
     for (uint32_t i = 0; i < model.tensors.size(); ++i) {
@@ -175,8 +178,10 @@ struct tracer::saved_state {
           if (auto y = x.script->getSlot(i); !y.isObject())
             slots.push_back({x.script, i, copy_of(y)});
     mine.swap_with_default();
-    if (at::hasCUDA())
-      gpu_stream = gpu_generator().get_state();
+    if (!options.device.is_cpu()) {
+      gpu_generator = at::globalContext().defaultGenerator(options.device);
+      gpu_stream = gpu_generator.get_state();
+    }
   }
 
   ~saved_state() {
@@ -213,7 +218,7 @@ struct tracer::saved_state {
     auto again = stream;
     again.swap_with_default();
     if (gpu_stream.defined())
-      gpu_generator().set_state(gpu_stream);
+      gpu_generator.set_state(gpu_stream);
   }
 
   /// Parameters are rarely written and may fill the memory, so they are copied
@@ -247,10 +252,6 @@ struct tracer::saved_state {
     return x.isTensor() || x.isObject();
   }
 
-  static at::Generator gpu_generator() {
-    return at::globalContext().defaultGenerator(gpu());
-  }
-
   /// An attribute of a TorchScript module; tensors are saved by content, too.
   struct saved_slot {
     c10::ivalue::Object* object;
@@ -265,6 +266,7 @@ struct tracer::saved_state {
   /// while it is.
   random_stream mine;
   const random_stream stream; // of the microbatch, at its begin
+  at::Generator gpu_generator;
   at::Tensor gpu_stream;
 };
 
@@ -275,7 +277,7 @@ tracer::tracer(const walked_model& model, const trace_options& options,
   : model_(model),
     options_(options),
     seconds_(model.modules.size()),
-    saved_(std::make_unique<saved_state>(model, std::move(stream))) {
+    saved_(std::make_unique<saved_state>(model, std::move(stream), options)) {
   result_.modules.resize(model.modules.size());
   result_.times = options.times;
   result_.memory = options.memory;
@@ -301,7 +303,11 @@ tracer* tracer::current() noexcept {
 }
 
 at::Tensor tracer::input(const at::Tensor& x) const {
-  return options_.gpu ? x.to(gpu(), false, true) : x.clone();
+  return x.to(place(), false, true);
+}
+
+c10::Device tracer::place() const noexcept {
+  return options_.gpu ? options_.device : c10::Device{c10::kCPU};
 }
 
 bool tracer::counts() const noexcept {
@@ -429,7 +435,7 @@ void tracer::arguments(const intercepted_call& x, const void*,
       memory_->add(y, false); // it may be changed in place
   if (tracker_ && counts())
     stack_.back().arguments = passed_tensors{xs};
-  synchronize(options_.gpu);
+  synchronize(place());
   stack_.back().start = clock::now();
 }
 
@@ -437,7 +443,7 @@ void tracer::results(const intercepted_call& x,
                      std::span<const at::Tensor> xs) {
   if (!x.module)
     return;
-  synchronize(options_.gpu);
+  synchronize(place());
   auto& stop = stack_.back().stop;
   if (!stop) // else it was a retry
     stop = clock::now();
@@ -459,22 +465,23 @@ std::vector<at::Tensor> tracer::retry_on_gpu(
   const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>&
     f) {
   at::NoGradGuard no_grad;
-  moved_to_gpu moved;
+  auto device = options_.device;
+  moved_to_gpu moved{device};
   for (auto& x : module.parameters())
     moved.add(x);
   for (auto& x : module.buffers())
     moved.add(x);
-  auto to = [](std::vector<at::Tensor> ys, at::Device device) {
+  auto to = [](std::vector<at::Tensor> ys, at::Device where) {
     for (auto& y : ys)
       if (y.defined())
-        y = y.to(device);
+        y = y.to(where);
     return ys;
   };
-  auto there = to(xs, gpu());
-  synchronize(true);
+  auto there = to(xs, device);
+  synchronize(device);
   stack_.back().start = clock::now();
   auto result = f(there);
-  synchronize(true);
+  synchronize(device);
   stack_.back().stop = clock::now();
   result = to(std::move(result), at::kCPU);
   result_.modules[stack_.back().module.value].on_gpu = true;
@@ -504,7 +511,7 @@ void note_outside_call(const torch::nn::Module& x) {
 
 bool may_retry_on_gpu() {
   auto* trace = tracer::current();
-  return trace && !trace->runs_on_gpu() && at::hasCUDA();
+  return trace && trace->may_retry_on_gpu();
 }
 
 std::vector<at::Tensor> retry_on_gpu(
@@ -519,18 +526,30 @@ std::vector<at::Tensor> retry_on_gpu(
 trace_result trace_forward(const walked_model& model,
                            const trace_options& options, random_stream stream,
                            const std::function<void()>& body) {
-  if (options.gpu && !at::hasCUDA())
+  auto chosen = options;
+  if (chosen.device.is_cpu() && at::hasCUDA())
+    chosen.device = {at::kCUDA, 0};
+  if (chosen.gpu && chosen.device.is_cpu())
     throw error{error_code::config,
                 "smp.trace_device = \"gpu\", but there is no GPU that this "
                 "LibTorch can use; write \"cpu\" or \"none\""};
   at::NoGradGuard no_grad;
-  tracer x{model, options, std::move(stream)};
+  tracer x{model, chosen, std::move(stream)};
   std::string failure;
   {
-    moved_to_gpu moved;
-    if (options.gpu)
-      for (auto& t : model.tensors)
-        moved.add(t.tensor);
+    auto moved = std::make_unique<moved_to_gpu>(chosen.device);
+    try {
+      if (chosen.gpu)
+        for (auto& t : model.tensors)
+          moved->add(t.tensor);
+    } catch (const c10::OutOfMemoryError&) {
+      moved = nullptr;
+      x.options_.gpu = false;
+      print_stderr(
+        "smp: the model does not fit on {} as a whole: it is "
+        "measured on the CPU\n",
+        chosen.device.str());
+    }
     try {
       body();
     } catch (const tracer::finished&) {

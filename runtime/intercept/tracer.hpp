@@ -10,6 +10,7 @@
 #include "runtime/intercept/result_tracker.hpp"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <chrono>
 #include <cstdint>
@@ -31,7 +32,10 @@ struct walked_model;
 
 /// What to trace, see `smp.trace_*`.
 struct trace_options {
-  bool gpu = false; // modules run on the GPU from the start
+  bool gpu = false; // modules run on `device` from the start
+  /// That of the rank; the host: the first GPU, if there is one. Modules that
+  /// cannot run on the host are measured there as well.
+  c10::Device device{c10::kCPU};
   bool times = true;
   bool memory = true;
 };
@@ -40,6 +44,7 @@ struct trace_options {
 /// modules do. Parameters, buffers and random numbers are restored afterwards;
 /// other state of modules is not. An exception of `body` ends the trace and is
 /// stored in the result.
+/// A model that is too large for the GPU is traced on the host.
 /// @param stream random numbers of the microbatch
 /// @throws error (config) if it is to run on a GPU and there is none, and
 /// config errors of `body`: they affect everything that follows
@@ -75,8 +80,8 @@ public:
   /// See runtime/intercept/outside_call.hpp.
   void note_outside_call(const torch::nn::Module& x);
 
-  bool runs_on_gpu() const noexcept {
-    return options_.gpu;
+  bool may_retry_on_gpu() const noexcept {
+    return !options_.gpu && !options_.device.is_cpu();
   }
 
   /// See runtime/intercept/retry_on_gpu.hpp.
@@ -144,6 +149,8 @@ private:
   void track_results(bool on);
   /// Undoes the changes of a pass to the model.
   void restore();
+  /// Where modules run.
+  c10::Device place() const noexcept;
   bool counts() const noexcept;
   bool times() const noexcept;
 

@@ -247,6 +247,7 @@ void partitioning::trace(const std::function<void()>& prepare,
     prepare();
     trace_ = trace_forward(map_.model(),
                            {.gpu = cfg.trace_device == "gpu",
+                            .device = rank_.device(),
                             .times = measures_times(cfg),
                             .memory = cfg.auto_partition},
                            std::move(stream), body);
