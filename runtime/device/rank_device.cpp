@@ -14,6 +14,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <chrono>
+#include <future>
 #include <set>
 #include <utility>
 
@@ -54,8 +56,14 @@ void rank_device::enter_thread() const {
 
 void rank_device::leave_thread() const {
   VirtualGuardImpl device{device_.type()};
-  if (!failed())
-    device.synchronizeStream(compute_.work);
+  auto done = std::make_shared<std::promise<void>>();
+  when_reached([done] { done->set_value(); });
+  constexpr std::chrono::minutes limit{5};
+  if (done->get_future().wait_for(limit) != std::future_status::ready)
+    print_stderr(
+      "smp: what was launched on {} is not done after {} minutes; "
+      "nothing waits for it any more\n",
+      device_.str(), limit.count());
   device.exchangeStream(device.getDefaultStream(device_));
 }
 

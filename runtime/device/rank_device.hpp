@@ -54,7 +54,8 @@ public:
   void enter_thread() const;
 
   /// The calling thread launches on the default stream again, where all that
-  /// the rank wrote is there. Waits for the device, unless it has failed.
+  /// the rank wrote is there. Waits for the device, unless it has failed, for
+  /// five minutes.
   void leave_thread() const;
 
   /// @returns the point in the work of the rank after all that the calling
