@@ -20,6 +20,11 @@ public:
   /// which must neither wait nor use a device. Never, if the device failed.
   /// Thread-safe.
   virtual void then(std::function<void()> f) = 0;
+
+  /// Tells whether the device has failed. Not on a thread of the device.
+  virtual bool failed() const {
+    return false;
+  }
 };
 
 /// Memory of a device that devices of other ranks of the machine can read.

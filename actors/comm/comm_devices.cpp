@@ -11,6 +11,9 @@ namespace smp {
 
 namespace {
 
+/// For messages whose device has failed, while some wait for one.
+constexpr std::chrono::milliseconds between_looks{1000};
+
 std::string device_name(device_ref x) {
   return x == device_ref{}
            ? "host memory"
@@ -126,28 +129,34 @@ bool comm_fabric::awaits_device(comm_stage at, const comm_message_ptr& x) {
     return false;
   x->copying = true;
   if (waits_->add(at, x))
-    hand_over_(at, nullptr, device_patience_);
+    hand_over_(at, nullptr, std::min(device_patience_, between_looks));
   return true;
 }
 
 void comm_fabric::look_for_late(comm_stage at) {
-  auto [late, again] = waits_->look(device_waits::clock::now()
-                                    - device_patience_);
+  auto [late, failed, again] = waits_->look(device_waits::clock::now()
+                                            - device_patience_);
   for (auto& x : late)
-    give_up(*x.what, x.tensor);
+    // Who uses what arrived hears of the failure, and can say where.
+    if (failed && x.what->number == 0)
+      turn(x.at, std::move(x.what));
+    else
+      give_up(*x.what, x.tensor, failed);
   if (again)
-    hand_over_(at, nullptr, device_patience_);
+    hand_over_(at, nullptr, std::min(device_patience_, between_looks));
 }
 
-void comm_fabric::give_up(comm_message& x, size_t tensor) {
+void comm_fabric::give_up(comm_message& x, size_t tensor, bool failed) {
   auto& t = x.content.body.tensors[tensor];
   auto outgoing = x.number != 0;
   auto text = "tensor " + std::to_string(tensor) + " of a message "
               + (outgoing ? "to" : "from") + " rank "
               + std::to_string(x.peer.value) + ", of "
               + device_name(t.home == device_ref{} ? t.device : t.home)
-              + ", is not ready after "
-              + std::to_string(device_patience_.count()) + " ms";
+              + (failed ? ", which has failed (smp.wait_for_device = true "
+                          "names the module)"
+                        : ", is not ready after "
+                            + std::to_string(device_patience_.count()) + " ms");
   // The device may still write there.
   waits_->abandon(std::exchange(x.sources, {}));
   waits_->abandon(std::exchange(x.content.body.tensors, {}));

@@ -209,7 +209,7 @@ private:
   /// @returns whether `x` goes on later, at `at`
   bool awaits_device(comm_stage at, const comm_message_ptr& x);
   void look_for_late(comm_stage at);
-  void give_up(comm_message& x, size_t tensor);
+  void give_up(comm_message& x, size_t tensor, bool failed);
   void go_on(comm_stage at, comm_message_ptr x);
 
   const std::shared_ptr<rank_board> board_;

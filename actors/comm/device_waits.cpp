@@ -49,18 +49,35 @@ void device_waits::reached(uint64_t number, size_t tensor) {
   go_on_(done.at, std::move(done.what));
 }
 
+/// Without the mutex, for which threads of the device may wait.
+bool device_waits::has_failed() {
+  std::shared_ptr<device_event> any;
+  {
+    std::lock_guard guard{mutex_};
+    if (entries_.empty())
+      return false;
+    auto& x = entries_.begin()->second;
+    auto first = std::find(x.missing.begin(), x.missing.end(), true);
+    any = x.what->content.body
+            .tensors[static_cast<size_t>(first - x.missing.begin())]
+            .ready;
+  }
+  return any && any->failed();
+}
+
 device_waits::looked device_waits::look(clock::time_point then) {
   looked result;
+  result.failed = has_failed();
   std::lock_guard guard{mutex_};
   for (auto i = entries_.begin(); i != entries_.end();) {
     auto& [number, x] = *i;
-    if (x.since > then) {
+    if (x.since > then && !result.failed) {
       ++i;
       continue;
     }
     auto first = std::find(x.missing.begin(), x.missing.end(), true);
-    result.late.push_back(
-      {std::move(x.what), static_cast<size_t>(first - x.missing.begin())});
+    result.late.push_back({x.at, std::move(x.what),
+                           static_cast<size_t>(first - x.missing.begin())});
     i = entries_.erase(i);
   }
   result.again = looking_ = !entries_.empty();

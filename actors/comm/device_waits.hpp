@@ -23,14 +23,16 @@ public:
   /// Called for a message whose tensors are all there; it must not wait.
   using continuation = std::function<void(comm_stage, comm_message_ptr)>;
 
-  /// A message that waits for too long.
+  /// A message that waits for too long, or for a device that has failed.
   struct overdue {
+    comm_stage at = comm_stage::initiator;
     comm_message_ptr what;
     size_t tensor = 0; // the first one that is not ready
   };
 
   struct looked {
     std::vector<overdue> late;
+    bool failed = false; // the device, for all of them
     /// Others wait, so look again.
     bool again = false;
   };
@@ -44,7 +46,8 @@ public:
   /// @returns whether the caller has to `look` later: nobody else will
   bool add(comm_stage at, const comm_message_ptr& x);
 
-  /// Takes out those that have waited since before `then`.
+  /// Takes out those that have waited since before `then`, or all if the device
+  /// has failed. It asks the device, as nobody tells then.
   looked look(clock::time_point then);
 
   /// Keeps tensors that a device may still read or write, for good.
@@ -61,6 +64,7 @@ private:
     clock::time_point since = {};
   };
 
+  bool has_failed();
   void reached(uint64_t number, size_t tensor);
 
   continuation go_on_;

@@ -130,6 +130,10 @@ public:
 
   void then(std::function<void()> f) override;
 
+  bool failed() const override {
+    return failure_of(watch_).has_value();
+  }
+
   /// From here on `x` waits for this point.
   void block(c10::Stream x) const {
     event_.block(x);
