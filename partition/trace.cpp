@@ -194,13 +194,12 @@ double add_exchange(module_info& x, double bytes) {
   return seconds;
 }
 
-std::string describe_trace(const trace_result& x, double step_seconds,
-                           const std::string& device) {
+std::string describe_trace(const trace_result& x, double step_seconds) {
   auto what = x.times && x.memory ? "time and memory"
               : x.times           ? "time"
                                   : "memory";
   auto result = std::string{what} + " measured on the "
-                + (device == "gpu" ? "GPU" : "CPU");
+                + (x.on_gpu ? "GPU" : "CPU");
   if (is_noise(x) && step_seconds > 0) {
     result += "; less than 1 ms forward per microbatch is noise, so each call "
               "counts the same";

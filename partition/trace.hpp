@@ -51,8 +51,9 @@ struct trace_result {
   /// code around them, was measured once, and includes whatever else the
   /// machine did meanwhile. 0 if nothing was repeated.
   double repeated_seconds = 0;
-  bool times = true;  // were measured
-  bool memory = true; // was measured
+  bool times = true;   // were measured
+  bool memory = true;  // was measured
+  bool on_gpu = false; // all modules ran there
   /// Parameters and buffers that changed, by index in the walk of the model.
   std::set<uint32_t> changed;
   /// Why the trace ended before the forward phase did; `failed` is the module.
@@ -92,9 +93,7 @@ double step_seconds(const model_info& model, const trace_result& x);
 double add_exchange(module_info& x, double bytes);
 
 /// @returns the origin of the costs: "measured on the CPU, ...".
-/// @param device `smp.trace_device`
-std::string describe_trace(const trace_result& x, double step_seconds,
-                           const std::string& device);
+std::string describe_trace(const trace_result& x, double step_seconds);
 
 /// @returns a sentence for each finding of the trace that a user should know:
 ///          why it ended early, what was not called, what ran on the GPU.

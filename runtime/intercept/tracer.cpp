@@ -570,6 +570,7 @@ trace_result trace_forward(const walked_model& model,
   x.leave();
   x.restore();
   auto result = std::move(x.result_);
+  result.on_gpu = x.options_.gpu;
   result.changed = x.saved_->changed;
   for (size_t i = 0; i < result.modules.size(); ++i)
     result.modules[i].seconds = x.seconds_[i];

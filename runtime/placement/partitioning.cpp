@@ -445,7 +445,7 @@ partition_decision partitioning::decide(uint32_t devices,
     const auto whole = step_seconds(info, *trace_);
     const auto measured = trace_->times || trace_->memory;
     if (measured)
-      options.basis = describe_trace(*trace_, whole, cfg.trace_device);
+      options.basis = describe_trace(*trace_, whole);
     if (sharing.prescaled)
       weigh_parts(map_.model(), shared, sharing, timed, info);
     sent = find_traffic(map_.model(), sharing, *trace_, shared);

@@ -165,7 +165,7 @@ TEST_CASE("below a millisecond each call takes equally long",
   for (size_t i = 0; i < 4; ++i)
     CHECK(other[i].compute == model[i].compute);
   CHECK(step_seconds(model, x) == Catch::Approx(3e-3));
-  CHECK(describe_trace(x, step_seconds(model, x), "cpu")
+  CHECK(describe_trace(x, step_seconds(model, x))
         == "time and memory measured on the CPU; less than 1 ms forward per "
            "microbatch is noise, so each call counts the same");
   // Nor what the code around the model took the one time that it ran.

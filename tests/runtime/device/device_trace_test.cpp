@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t side = 64;
 
 struct row_impl : torch::nn::Module {
-  row_impl() {
+  explicit row_impl(int64_t side) {
     for (int i = 0; i < 4; ++i) {
       body->push_back(torch::nn::Linear{side, side});
       body->push_back(torch::nn::BatchNorm1d{side});
@@ -55,7 +55,7 @@ traced train(const char* trace_device) {
   world.config.trace_device = trace_device;
   traced result;
   run_virtual_world(2, world, [&](session& s) {
-    distributed_model model{seeded([] { return row{}; })};
+    distributed_model model{seeded([] { return row{side}; })};
     auto train_step = training_step(model);
     for (int i = 0; i < 2; ++i) {
       auto loss = train_step(torch::ones({32, side}).cumsum(0)).reduce_mean();
@@ -69,6 +69,31 @@ traced train(const char* trace_device) {
 }
 
 } // namespace
+
+TEST_CASE("a model that does not fit on a device is measured on the CPU",
+          "[runtime][device][trace]") {
+  auto small = sim::config();
+  small.capacity = 14 << 20;
+  sim::changed_options now{small};
+  auto world = manual_world(2, 2);
+  world.config.auto_partition = true;
+  world.config.device = "sim";
+  world.config.trace_device = "gpu";
+  std::string basis;
+  auto body = [&](session& s) {
+    const int64_t wide = 1024; // 16 MB
+    distributed_model model{seeded([wide] { return row{wide}; })};
+    if (s.rank() == 0)
+      s.internals().state()->on_decision(
+        [&](const partition_decision& x) { basis = x.plan.options.basis; });
+    auto train_step = training_step(model);
+    // There is no room for gradients, either.
+    train_step(torch::ones({2, wide}));
+  };
+  CHECK_THROWS_WITH(run_virtual_world(2, world, body),
+                    ContainsSubstring("out of memory"));
+  CHECK_THAT(basis, ContainsSubstring("measured on the CPU"));
+}
 
 TEST_CASE("modules are measured on the device of the rank",
           "[runtime][device][trace]") {
