@@ -76,6 +76,7 @@ failure comm_fabric::bring_in(comm_message& x) try {
       x.borrowed.push_back(there.number);
       ledger_.received(comm_rule::device_path);
       t = std::move(there.tensor);
+      borrowed_bytes_ += t.nbytes;
     }
     if (auto copy = copy_of(t))
       x.sources.push_back(std::exchange(t, std::move(*copy)));

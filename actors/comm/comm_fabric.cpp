@@ -489,6 +489,7 @@ void comm_fabric::go_on(comm_stage at, comm_message_ptr x) {
   for (auto& t : x->tensors)
     if (is_lent(t)) {
       arenas_.lend(x->peer, x->content.body.tensors[t.position]);
+      lent_bytes_ += t.nbytes;
       ledger_.sent(t.rule);
     }
   if (at == comm_stage::preprocessing)
@@ -521,6 +522,13 @@ uint64_t comm_fabric::queued_to(rank_id x) const {
   std::lock_guard guard{window_mutex_};
   auto i = lines_.find(x);
   return i == lines_.end() ? result : result + i->second.counts.queued;
+}
+
+fabric_stats comm_fabric::stats() const {
+  auto result = inner().stats();
+  result.bytes_sent += lent_bytes_;
+  result.bytes_received += borrowed_bytes_;
+  return result;
 }
 
 comm_report comm_fabric::status() const {

@@ -101,6 +101,9 @@ public:
 
   void stop(std::chrono::milliseconds limit) override;
 
+  /// Also counts what went from device to device.
+  fabric_stats stats() const override;
+
   /// Counts messages that wait for room in the window, here or below.
   uint64_t queued_to(rank_id x) const override;
 
@@ -219,6 +222,8 @@ private:
   const std::shared_ptr<device_ops> devices_; // never null
   const std::chrono::milliseconds device_patience_;
   device_arenas arenas_;
+  std::atomic<uint64_t> lent_bytes_ = 0;
+  std::atomic<uint64_t> borrowed_bytes_ = 0;
   comm_ledger ledger_;
   std::optional<arena> send_arena_;
   std::optional<arena> receive_arena_;

@@ -143,6 +143,9 @@ TEST_CASE("what lies on a device comes to lie on that of the other rank",
   CHECK(by_rule(sender.sent, x.rule) == large);
   CHECK(by_rule(receiver.received, comm_rule::device_path)
         == (on_device_path ? large : 0));
+  // Over the fabric or past it.
+  CHECK(w.at(0).stats().bytes_sent >= uint64_t{6} << 20);
+  CHECK(w.at(1).stats().bytes_received >= uint64_t{6} << 20);
   // Small ones have no path to choose, but are copied as well.
   auto counted = on_device_path ? large : sizes.size();
   CHECK(handled(sender, comm_stage::initiator) == sizes.size());
