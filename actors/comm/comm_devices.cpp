@@ -86,6 +86,8 @@ failure comm_fabric::bring_in(comm_message& x) try {
   auto why = e.cause();
   why.rank = x.peer;
   return why;
+} catch (const std::bad_alloc&) {
+  return {error_code::transport, x.peer, {}, "no memory to copy a tensor"};
 }
 
 std::optional<tensor_ref> comm_fabric::copy_of(const tensor_ref& x) {

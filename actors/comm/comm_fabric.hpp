@@ -204,7 +204,8 @@ private:
   void bring(comm_message& x, size_t position, std::shared_ptr<std::byte> to,
              device_ref where);
   /// Starts to copy what belongs on a device, or leaves a crowded arena.
-  /// @returns why no correct rank sends this, or an empty failure
+  /// @returns what is wrong with it, or that there is no memory, or an empty
+  /// failure
   failure bring_in(comm_message& x);
   /// @returns where `x` is copied to; nothing: it stays where it is
   std::optional<tensor_ref> copy_of(const tensor_ref& x);

@@ -1,12 +1,12 @@
 #include "runtime/device/device_copies.hpp"
 
 #include "runtime/base/fault.hpp"
+#include "runtime/device/device_bytes.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
 #include "transport/inspect.hpp"
 
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -37,13 +37,6 @@ c10::Device device_of(device_ref x) {
           static_cast<c10::DeviceIndex>(x.index)};
 }
 
-at::Tensor bytes_at(const void* x, uint64_t size, device_ref where) {
-  return at::for_blob(const_cast<void*>(x), {static_cast<int64_t>(size)})
-    .options(at::TensorOptions{at::kByte}.device(device_of(where)))
-    .target_device(device_of(where))
-    .make_tensor();
-}
-
 /// Who asks for a copy knows no error of LibTorch.
 template <class F>
 auto without_torch_errors(F f) {
@@ -70,7 +63,8 @@ public:
   std::shared_ptr<std::byte> take(accelerator& kind, c10::Device device,
                                   uint64_t size) {
     std::unique_lock guard{mutex_};
-    auto left = left_.extract({device, size});
+    const place where{device.type(), device.index(), size};
+    auto left = left_.extract(where);
     guard.unlock();
     auto* memory = left.empty() ? kind.allocate_shared(device.index(), size)
                                 : left.mapped();
@@ -78,24 +72,15 @@ public:
       return nullptr;
     return {static_cast<std::byte*>(memory), [=, this](std::byte* x) {
               std::lock_guard again{mutex_};
-              left_.emplace(std::pair{device, size}, x);
+              left_.emplace(where, x);
             }};
   }
 
 private:
-  struct before {
-    using place = std::pair<c10::Device, uint64_t>;
-
-    bool operator()(const place& x, const place& y) const {
-      auto key = [](const place& z) {
-        return std::tuple{z.first.type(), z.first.index(), z.second};
-      };
-      return key(x) < key(y);
-    }
-  };
+  using place = std::tuple<c10::DeviceType, c10::DeviceIndex, uint64_t>;
 
   std::mutex mutex_;
-  std::multimap<before::place, void*, before> left_;
+  std::multimap<place, void*> left_;
 };
 
 /// What other ranks are told of shared memory. One of the same process uses it
@@ -239,8 +224,8 @@ tensor_ref device_copies::copy(const tensor_ref& from,
     if (from.ready)
       static_cast<const device_point&>(*from.ready).block(lane.work);
     if (from.nbytes > 0)
-      bytes_at(to.get(), from.nbytes, where)
-        .copy_(bytes_at(from.data, from.nbytes, from.device), true);
+      bytes_at(to.get(), from.nbytes, device_of(where))
+        .copy_(bytes_at(from.data, from.nbytes, device_of(from.device)), true);
     return std::make_shared<device_point>(kind_, lane);
   });
   if (SMP_FAULT("unawaited-arrival") && &lane == &in_)

@@ -1,9 +1,9 @@
 #include "runtime/device/storage_copies.hpp"
 
 #include "runtime/base/fault.hpp"
+#include "runtime/device/device_bytes.hpp"
 
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 
@@ -14,11 +14,8 @@ namespace smp {
 namespace {
 
 at::Tensor range_of(const c10::Storage& x, uint64_t offset, uint64_t bytes) {
-  return at::for_blob(static_cast<char*>(const_cast<void*>(x.data())) + offset,
-                      {static_cast<int64_t>(bytes)})
-    .options(at::TensorOptions{at::kByte}.device(x.device()))
-    .target_device(x.device())
-    .make_tensor();
+  return bytes_at(static_cast<const char*>(x.data()) + offset, bytes,
+                  x.device());
 }
 
 c10::Storage storage_over(c10::DataPtr memory, uint64_t bytes) {

@@ -7,10 +7,10 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 namespace smp {
@@ -63,61 +63,45 @@ at::Tensor norm_on_device(const at::Tensor& x) {
                                 at::kDouble);
 }
 
-/// Numbers of devices, read with one wait.
-class numbers_of_devices {
-public:
-  void add(size_t index, at::Tensor x) {
-    auto& of_device = by_device_[x.device()];
-    of_device.indices.push_back(index);
-    of_device.numbers.push_back(std::move(x));
-  }
-
-  /// @param f gets each index with its number
-  template <class F>
-  void read(F f) const {
-    for (auto& [device, x] : by_device_) {
-      auto here = at::stack(x.numbers).to(at::kCPU, at::kDouble);
-      const auto* values = here.template const_data_ptr<double>();
-      for (size_t i = 0; i < x.indices.size(); ++i)
-        f(x.indices[i], values[i]);
-    }
-  }
-
-private:
-  struct entry {
-    std::vector<size_t> indices;
-    std::vector<at::Tensor> numbers;
-  };
-
-  std::unordered_map<at::Device, entry> by_device_;
-};
+/// @param xs one number each, all on the device of the rank
+/// @returns them, read with one wait
+std::vector<double> read(const std::vector<at::Tensor>& xs) {
+  if (xs.empty())
+    return {};
+  auto here = at::stack(xs).to(at::kCPU, at::kDouble);
+  const auto* begin = here.const_data_ptr<double>();
+  return {begin, begin + xs.size()};
+}
 
 } // namespace
 
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& gradients) {
   std::vector<double> result(gradients.size());
-  numbers_of_devices others;
+  std::vector<size_t> there; // on the device
+  std::vector<at::Tensor> norms;
   for (size_t i = 0; i < gradients.size(); ++i)
-    if (auto x = stored_values(gradients[i]); x.is_cpu())
+    if (auto x = stored_values(gradients[i]); x.is_cpu()) {
       result[i] = sum_on_host(x);
-    else
-      others.add(i, norm_on_device(x));
-  others.read([&](size_t i, double norm) { result[i] = norm * norm; });
+    } else {
+      there.push_back(i);
+      norms.push_back(norm_on_device(x));
+    }
+  auto read_norms = read(norms);
+  for (size_t k = 0; k < there.size(); ++k)
+    result[there[k]] = read_norms[k] * read_norms[k];
   return result;
 }
 
 bool all_finite(const std::vector<at::Tensor>& gradients) {
-  bool result = true;
-  numbers_of_devices others;
+  std::vector<at::Tensor> there; // on the device
   for (auto& x : gradients) {
     auto finite = at::isfinite(stored_values(x)).all();
     if (!finite.is_cpu())
-      others.add(0, finite);
+      there.push_back(finite);
     else if (!finite.item<bool>())
       return false;
   }
-  others.read([&](size_t, double finite) { result = result && finite != 0; });
-  return result;
+  return std::ranges::all_of(read(there), [](double x) { return x != 0; });
 }
 
 } // namespace smp

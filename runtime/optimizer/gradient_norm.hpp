@@ -18,7 +18,7 @@ at::Tensor stored_values(const at::Tensor& gradient);
 /// @returns the sum of |x| * |x| over all elements x, of each
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& gradients);
 
-/// Waits at most once for each device.
+/// Waits for the device at most once.
 /// @returns whether all elements of all gradients are finite
 bool all_finite(const std::vector<at::Tensor>& gradients);
 
