@@ -56,6 +56,8 @@ struct trace_result {
   bool on_gpu = false; // all modules ran there
   /// Parameters and buffers that changed, by index in the walk of the model.
   std::set<uint32_t> changed;
+  /// Modules that changed other state, and how: "sets its attribute 'calls'".
+  std::map<uint32_t, std::string> stateful;
   /// Why the trace ended before the forward phase did; `failed` is the module.
   std::string failure;
   std::optional<module_id> failed;

@@ -87,6 +87,28 @@ reason_of_all(std::vector<std::pair<completion_ptr, wait_reason>> xs) {
   return result;
 }
 
+// -- locks --------------------------------------------------------------------
+
+namespace {
+
+lock_of_waits the_lock;
+
+} // namespace
+
+void release_in_waits(const lock_of_waits& x) noexcept {
+  the_lock = x;
+}
+
+released_lock::released_lock() noexcept
+  : held_(the_lock.release != nullptr ? the_lock.release() : nullptr) {
+  // nop
+}
+
+released_lock::~released_lock() {
+  if (held_ != nullptr)
+    the_lock.take(held_);
+}
+
 // -- plain waiter -------------------------------------------------------------
 
 namespace {
@@ -118,7 +140,10 @@ public:
     // Shared with the callback, which the completion keeps after its call.
     auto done = std::make_shared<wake_up>();
     x->on_done([done] { done->notify(); });
-    done->wait();
+    {
+      released_lock meanwhile;
+      done->wait();
+    }
     if (auto cause = x->cause())
       throw error{std::move(cause)};
   }

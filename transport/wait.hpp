@@ -97,6 +97,30 @@ private:
   waiter* previous_;
 };
 
+/// What a thread may hold that others need while it waits: the lock of an
+/// interpreter.
+struct lock_of_waits {
+  /// @returns what `take` wants; null: the calling thread does not hold it
+  void* (*release)() = nullptr;
+  void (*take)(void*) = nullptr;
+};
+
+/// From now on every wait releases it first. Once, before there are waits.
+void release_in_waits(const lock_of_waits& x) noexcept;
+
+/// Releases that lock for its lifetime. Whoever blocks a thread on which user
+/// code may run has one.
+class released_lock {
+public:
+  released_lock() noexcept;
+  ~released_lock();
+  released_lock(const released_lock&) = delete;
+  released_lock& operator=(const released_lock&) = delete;
+
+private:
+  void* held_;
+};
+
 /// A completion that carries a value when it ends well.
 template <class T>
 class awaited : public completion {

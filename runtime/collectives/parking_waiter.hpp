@@ -56,6 +56,7 @@ public:
     {
       // Handlers that run meanwhile must not see the user's thread state.
       at::ThreadLocalStateGuard plain{plain_state()};
+      released_lock meanwhile;
       fabric_->park(*done);
     }
     if (auto cause = x->cause())

@@ -45,8 +45,9 @@ std::string one_line(const std::string& text) {
 class reader {
 public:
   /// @param world see `read_config`
-  reader(std::string file, std::optional<uint64_t> world)
-    : file_(std::move(file)), world_(world) {
+  reader(std::string file, std::optional<uint64_t> world,
+         std::string place = "command line")
+    : file_(std::move(file)), place_(std::move(place)), world_(world) {
     // nop
   }
 
@@ -96,11 +97,13 @@ public:
   }
 
   /// Checks what can only be checked once everything is read.
-  void check() {
+  /// @param whole false: of a program, which needs no key
+  void check(bool whole = true) {
     if (!readable_)
       return;
     for (auto& key : config_keys())
-      check_key(key);
+      if (whole || places_.contains(key.name))
+        check_key(key);
     check_options();
     if (config_.smp.ddp && !config_.ranks)
       config_.ranks = world_;
@@ -139,7 +142,7 @@ public:
 private:
   std::string place_text(size_t line) const {
     if (line == on_command_line)
-      return "command line";
+      return place_;
     return line == 0 ? file_ : fmt::format("{}:{}", file_, line);
   }
 
@@ -360,6 +363,7 @@ private:
   }
 
   std::string file_;
+  std::string place_; // of what is set on top of it
   std::optional<uint64_t> world_;
   train_config config_;
   bool reading_command_line_ = false;
@@ -405,15 +409,33 @@ config_report read_config(const std::string& path,
   return x.take();
 }
 
-train_config load_config(const std::string& path,
-                         const std::vector<std::string>& overrides) {
-  auto report = read_config(path, overrides);
+namespace {
+
+train_config config_of(config_report report) {
   if (report.errors.empty())
     return std::move(report.config);
   std::string text;
   for (auto& line : report.errors)
     text += (text.empty() ? "" : "\n") + line;
   throw error{error_code::config, text};
+}
+
+} // namespace
+
+train_config load_config(const std::string& path,
+                         const std::vector<std::string>& overrides) {
+  return config_of(read_config(path, overrides));
+}
+
+train_config program_config(const std::string& text, const std::string& name,
+                            const std::vector<std::string>& settings,
+                            const std::string& place, uint64_t world) {
+  reader x{name, world, place};
+  x.read_text(text);
+  for (auto& setting : settings)
+    x.read_override(setting);
+  x.check(false);
+  return config_of(x.take());
 }
 
 } // namespace smp

@@ -230,6 +230,18 @@ config_report parse_config(const std::string& text, const std::string& name,
                            const std::vector<std::string>& overrides = {},
                            std::optional<uint64_t> world = {});
 
+/// The settings of a program that trains a model of its own: no key has to be
+/// set.
+/// @param text as of a file; may be empty
+/// @param name stands for it in errors
+/// @param settings "KEY=VALUE", on top of it
+/// @param place stands for those in errors
+/// @param world ranks of the run
+/// @throws error (config) with all errors, one per line
+train_config program_config(const std::string& text, const std::string& name,
+                            const std::vector<std::string>& settings,
+                            const std::string& place, uint64_t world);
+
 /// Same as `read_config`. @throws error (config) with all errors, one per line
 train_config load_config(const std::string& path,
                          const std::vector<std::string>& overrides = {});

@@ -5,6 +5,7 @@
 #include "runtime/base/script_error_text.hpp"
 #include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
+#include "runtime/model/foreign_module.hpp"
 #include "runtime/model/module_type.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
@@ -177,6 +178,9 @@ struct tracer::saved_state {
         for (size_t i = 0; i < x.script->slots().size(); ++i)
           if (auto y = x.script->getSlot(i); !y.isObject())
             slots.push_back({x.script, i, copy_of(y)});
+    for (uint32_t i = 0; i < model.modules.size(); ++i)
+      if (auto* x = model.modules[i].foreign)
+        foreign.push_back({i, x->keep_attributes()});
     mine.swap_with_default();
     if (!options.device.is_cpu()) {
       gpu_generator = at::globalContext().defaultGenerator(options.device);
@@ -215,6 +219,11 @@ struct tracer::saved_state {
     }
     for (auto& x : slots)
       x.object->setSlot(x.index, copy_of(x.content));
+    for (auto& [module, kept] : foreign) {
+      if (auto what = kept->changes(); !what.empty())
+        stateful.emplace(module, std::move(what));
+      kept->put_back(true);
+    }
     auto again = stream;
     again.swap_with_default();
     if (gpu_stream.defined())
@@ -262,6 +271,9 @@ struct tracer::saved_state {
   std::vector<saved_tensor> tensors;
   std::set<uint32_t> changed; // tensors that any pass changed, by position
   std::vector<saved_slot> slots;
+  /// Attributes of modules, by position, and which modules changed some.
+  std::vector<std::pair<uint32_t, std::unique_ptr<kept_attributes>>> foreign;
+  std::map<uint32_t, std::string> stateful;
   /// The microbatch's stream while the trace is not running, the process's
   /// while it is.
   random_stream mine;
@@ -572,6 +584,7 @@ trace_result trace_forward(const walked_model& model,
   auto result = std::move(x.result_);
   result.on_gpu = x.options_.gpu;
   result.changed = x.saved_->changed;
+  result.stateful = x.saved_->stateful;
   for (size_t i = 0; i < result.modules.size(); ++i)
     result.modules[i].seconds = x.seconds_[i];
   result.failure = failure;

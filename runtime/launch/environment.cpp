@@ -327,29 +327,44 @@ void open_standard_descriptors() {
 
 } // namespace
 
-void prepare_process(int, char** argv) {
+namespace {
+
+/// @returns whether any variable was missing
+bool set_variables() {
+  bool missing = false;
+  for (auto& x : variables_before_exec) {
+    missing |= std::getenv(x.name) == nullptr;
+    ::setenv(x.name, x.value, 0);
+  }
+  return missing;
+}
+
+} // namespace
+
+void settle_process() {
   open_standard_descriptors();
   use_limits();
-  // The exec below keeps what is ignored, but no handler.
-  restore_hangup();
-  // After the exec below, top and pkill would know it as "exe".
-  ::prctl(PR_SET_NAME, program_invocation_short_name);
   // Executor threads allocate in arenas that glibc would trim after each step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
   // Nothing returns to the system, so memory that one thread frees must serve
   // the others: with an arena each, several held memory for gradients.
   ::mallopt(M_ARENA_MAX, 1);
+  set_variables();
+}
+
+void prepare_process(int, char** argv) {
+  // The exec below keeps what is ignored, but no handler.
+  restore_hangup();
+  // After the exec below, top and pkill would know it as "exe".
+  ::prctl(PR_SET_NAME, program_invocation_short_name);
   // The guard is removed as soon as it is read: programs that this one starts
   // decide for themselves.
   constexpr auto guard = "SMP_PREPARED";
   bool again = std::getenv(guard) != nullptr;
   ::unsetenv(guard);
-  bool missing = false;
-  for (auto& x : variables_before_exec) {
-    missing |= std::getenv(x.name) == nullptr;
-    ::setenv(x.name, x.value, 0);
-  }
+  auto missing = set_variables();
+  settle_process();
   if (!missing || again)
     return;
   ::setenv(guard, "1", 1);

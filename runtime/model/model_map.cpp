@@ -1,6 +1,7 @@
 #include "runtime/model/model_map.hpp"
 
 #include "runtime/base/random_stream.hpp"
+#include "runtime/model/foreign_module.hpp"
 
 #include <algorithm>
 #include <array>
@@ -51,8 +52,14 @@ constexpr std::array<std::string_view, 33> drawing_nothing{
 
 bool draws_nothing(const walked_module& x) {
   constexpr std::string_view prefix = "torch::nn::";
+  constexpr std::string_view in_python = "torch.nn.modules.";
   constexpr std::string_view suffix = "Impl";
   std::string_view type = x.type;
+  if (x.foreign)
+    return x.children.empty() && type.starts_with(in_python)
+           && x.foreign->differs_from_class().empty()
+           && std::ranges::binary_search(drawing_nothing,
+                                         type.substr(type.rfind('.') + 1));
   if (!x.object || !x.children.empty() || !type.starts_with(prefix)
       || !type.ends_with(suffix))
     return false;

@@ -247,6 +247,17 @@ public:
     map_.order().note_change(tensor, changed);
   }
 
+  /// See `module_order::take_late_state`.
+  std::map<uint32_t, std::string> take_late_state() {
+    return map_.order().take_late_state();
+  }
+
+  /// See `module_order::note_late_state`.
+  void note_late_state(module_id module, std::string reason) {
+    map_.order().note_late_state(static_cast<uint32_t>(module.value),
+                                 std::move(reason));
+  }
+
 private:
   model_map& map_;
 };

@@ -57,8 +57,10 @@ module_order::module_order(const walked_model& model,
     append(result.state, m.reads);
     if (!m.stateful.empty())
       result.reasons.push_back(m.stateful);
-    if (auto j = declared.find(m.identity()); j != declared.end())
+    if (auto j = declared.find(m.identity()); j != declared.end()) {
       result.reasons.push_back(j->second);
+      result.hidden = true;
+    }
     for (auto child : m.children) {
       if (model.modules[child].intercepted)
         continue;
@@ -66,6 +68,7 @@ module_order::module_order(const walked_model& model,
       append(result.state, x.state);
       append(result.reasons, x.reasons);
       append(result.parameters, x.parameters);
+      result.hidden = result.hidden || x.hidden;
     }
     return result;
   };
@@ -104,6 +107,17 @@ std::set<module_id> module_order::unseen() const {
     if (!x.reasons.empty())
       result.insert(module_id{i});
   return result;
+}
+
+void module_order::declare(uint32_t module, const std::string& reason) {
+  auto& x = entries_[module];
+  x.released = false;
+  if (std::ranges::find(x.reasons, reason) == x.reasons.end())
+    x.reasons.push_back(reason);
+}
+
+bool module_order::any_hidden() const {
+  return std::ranges::any_of(entries_, [](auto& x) { return x.second.hidden; });
 }
 
 // -- words --------------------------------------------------------------------

@@ -10,6 +10,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -33,6 +34,8 @@ public:
     std::vector<std::string> reasons;
     /// Among its state are parameters, so that it is never released.
     bool changes_parameters = false;
+    /// It has state that smp cannot put back: the user declared it.
+    bool hidden = false;
     bool released = false;
   };
 
@@ -60,6 +63,24 @@ public:
     auto i = by_tensor_.find(tensor);
     return i == by_tensor_.end() ? std::span<const module_id>{}
                                  : std::span<const module_id>{i->second};
+  }
+
+  /// Records that a module keeps state that tensors do not show, which nobody
+  /// has declared: orders it, for good.
+  void declare(uint32_t module, const std::string& reason);
+
+  /// Tells whether any module has state that smp cannot put back.
+  bool any_hidden() const;
+
+  /// Records that a call of a module changed such state although microbatches
+  /// pass it in any order.
+  void note_late_state(uint32_t module, std::string reason) {
+    late_state_.emplace(module, std::move(reason));
+  }
+
+  /// @returns the modules of `note_late_state` since the last call of this
+  std::map<uint32_t, std::string> take_late_state() {
+    return std::exchange(late_state_, {});
   }
 
   /// The parameters that calls change.
@@ -170,6 +191,7 @@ private:
 
   const walked_model* model_ = nullptr;
   std::map<uint32_t, entry> entries_;
+  std::map<uint32_t, std::string> late_state_;
   /// Ordered modules by what is state of theirs, or of modules hidden in them.
   std::map<uint32_t, std::vector<module_id>> by_tensor_;
   /// Modules by parameters that would be their state if calls changed them.

@@ -1,6 +1,7 @@
 #include "runtime/model/module_walk.hpp"
 
 #include "runtime/base/fnv_hash.hpp"
+#include "runtime/model/foreign_module.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/module_type.hpp"
 
@@ -18,6 +19,17 @@
 namespace smp {
 
 namespace {
+
+foreign_module::contents contents_of(const torch::nn::Module& m) {
+  foreign_module::contents result;
+  for (auto& p : m.named_parameters(false))
+    result.parameters.emplace_back(p.key(), p.value());
+  for (auto& b : m.named_buffers(false))
+    result.buffers.emplace_back(b.key(), b.value());
+  for (auto& child : m.named_children())
+    result.children.emplace_back(child.key(), child.value());
+  return result;
+}
 
 /// Walks in pre-order; positions in the result are ids.
 class walker {
@@ -48,17 +60,20 @@ private:
     x.kept = m.weak_from_this().lock();
     x.parent = parent;
     x.intercepted = dynamic_cast<hook_base*>(&m);
-    x.container = dynamic_cast<torch::nn::ModuleListImpl*>(&m)
+    x.foreign = dynamic_cast<foreign_module*>(&m);
+    x.container = (x.foreign && x.foreign->is_container())
+                  || dynamic_cast<torch::nn::ModuleListImpl*>(&m)
                   || dynamic_cast<torch::nn::ModuleDictImpl*>(&m)
                   || dynamic_cast<torch::nn::SequentialImpl*>(&m);
     x.sequential = dynamic_cast<torch::nn::SequentialImpl*>(&m);
-    for (auto& p : m.named_parameters(false))
-      add(id, path, p.key(), p.value(), false);
-    for (auto& b : m.named_buffers(false))
-      add(id, path, b.key(), b.value(), true);
-    for (auto& child : m.named_children()) {
-      auto name = path.empty() ? child.key() : path + "." + child.key();
-      auto child_id = visit(*child.value(), name, id);
+    auto inside = x.foreign ? x.foreign->find() : contents_of(m);
+    for (auto& [name, p] : inside.parameters)
+      add(id, path, name, p, false);
+    for (auto& [name, b] : inside.buffers)
+      add(id, path, name, b, true);
+    for (auto& [name, child] : inside.children) {
+      auto child_id = visit(*child, path.empty() ? name : path + "." + name,
+                            id);
       result_.modules[id].children.push_back(child_id);
     }
     if (result_.modules[id].sequential)

@@ -25,6 +25,7 @@ class Module;
 
 namespace smp {
 
+class foreign_module;
 struct hook_state;
 
 /// A module of the model; one object under several names is one entry.
@@ -37,6 +38,8 @@ struct walked_module {
   /// other pointer is null.
   torch::nn::Module* object = nullptr;
   c10::ivalue::Object* script = nullptr;
+  /// What `object` says of itself; null: LibTorch's classes do.
+  foreign_module* foreign = nullptr;
   /// Keeps the module alive: code may replace it in its parent. Null for a root
   /// that no shared pointer holds.
   std::shared_ptr<const void> kept;

@@ -1,5 +1,6 @@
 #include "runtime/optimizer/optimizer_state.hpp"
 
+#include "runtime/optimizer/foreign_optimizer.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/EmptyTensor.h>
@@ -148,11 +149,15 @@ at::Tensor tensor_of(int64_t x) {
 } // namespace
 
 std::string type_of(optim::Optimizer& x) {
+  if (auto* y = dynamic_cast<foreign_optimizer*>(&x))
+    return y->type();
   return with_kind(x, [](auto kind) { return std::string{kind.name}; });
 }
 
 std::map<std::string, double> options_of(optim::Optimizer& x,
                                          optim::OptimizerOptions& group) {
+  if (auto* y = dynamic_cast<foreign_optimizer*>(&x))
+    return y->options_of(group);
   std::map<std::string, double> result;
   with_kind(x, [&](auto kind) {
     auto& options = static_cast<typename decltype(kind)::options&>(group);
@@ -165,6 +170,8 @@ std::map<std::string, double> options_of(optim::Optimizer& x,
 
 void set_options(optim::Optimizer& x, optim::OptimizerOptions& group,
                  const std::map<std::string, double>& values) {
+  if (auto* y = dynamic_cast<foreign_optimizer*>(&x))
+    return y->set_options(group, values);
   with_kind(x, [&](auto kind) {
     auto& options = static_cast<typename decltype(kind)::options&>(group);
     each_option(options, [&](const char* name, auto& value) {
@@ -176,6 +183,8 @@ void set_options(optim::Optimizer& x, optim::OptimizerOptions& group,
 }
 
 std::vector<state_field> state_fields(optim::Optimizer& x) {
+  if (auto* y = dynamic_cast<foreign_optimizer*>(&x))
+    return y->state_fields();
   std::vector<state_field> result;
   with_kind(x, [&](auto kind) {
     typename decltype(kind)::state none;
@@ -187,6 +196,8 @@ std::vector<state_field> state_fields(optim::Optimizer& x) {
 }
 
 named_tensors state_of(optim::Optimizer& x, const at::Tensor& parameter) {
+  if (auto* y = dynamic_cast<foreign_optimizer*>(&x))
+    return y->state_of(parameter);
   named_tensors result;
   auto found = x.state().find(parameter.unsafeGetTensorImpl());
   if (found == x.state().end())
@@ -207,6 +218,8 @@ named_tensors state_of(optim::Optimizer& x, const at::Tensor& parameter) {
 
 void set_state(optim::Optimizer& x, const at::Tensor& parameter,
                const named_tensors& state) {
+  if (auto* y = dynamic_cast<foreign_optimizer*>(&x))
+    return y->set_state(parameter, state);
   auto* key = parameter.unsafeGetTensorImpl();
   if (state.empty()) {
     x.state().erase(key);

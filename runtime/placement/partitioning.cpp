@@ -19,10 +19,12 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/model/traced_code.hpp"
 #include "runtime/optimizer/optimizer_check.hpp"
+#include "runtime/placement/model_description.hpp"
 #include "runtime/placement/module_times.hpp"
 #include "runtime/sharing/sharing_costs.hpp"
 #include "runtime/sharing/sharing_explanations.hpp"
 #include "tp/tensor_group.hpp"
+#include "transport/container_bytes.hpp"
 #include "transport/exchange.hpp"
 
 #include <fmt/format.h>
@@ -61,7 +63,8 @@ struct placement_message {
   std::vector<shared_module> shared;
   std::vector<cut_parameter> cut;
   std::vector<checkpointing_choice> checkpointed;
-  std::set<uint32_t> changing; // parameters
+  std::set<uint32_t> changing;              // parameters
+  std::map<uint32_t, std::string> stateful; // as the trace found
 };
 
 template <class Inspector>
@@ -70,7 +73,7 @@ bool inspect(Inspector& f, placement_message& x) {
     f.field("text", x.text), f.field("module_device", x.module_device),
     f.field("program", x.program), f.field("shared", x.shared),
     f.field("cut", x.cut), f.field("checkpointed", x.checkpointed),
-    f.field("changing", x.changing));
+    f.field("changing", x.changing), f.field("stateful", x.stateful));
 }
 
 /// Lets ranks detect that they hold different models.
@@ -91,62 +94,9 @@ bool inspect(Inspector& f, model_outline& x) {
 
 namespace {
 
-/// Why the calls of a module cannot be intercepted, with the cure (R20).
-std::string not_interceptable(const walked_module& x) {
-  if (x.intercepted || x.container || x.names.front().empty())
-    return {};
-  auto type = x.type;
-  if (type.ends_with("Impl"))
-    type.resize(type.size() - 4);
-  return "its calls cannot be seen; declare it as smp::submodule<" + type
-         + "> or put it into a Sequential";
-}
-
-/// Mean size of an element of the model's parameters, in bytes.
-double element_bytes(const walked_model& model) {
-  double bytes = 0;
-  double elements = 0;
-  for (auto& x : model.tensors)
-    if (!x.is_buffer && x.tensor.defined()) {
-      bytes += static_cast<double>(x.tensor.nbytes());
-      elements += static_cast<double>(x.tensor.numel());
-    }
-  return elements > 0 ? bytes / elements : sizeof(float);
-}
-
 /// Relative spread of the measured times of one module on a machine that does
 /// nothing else.
 constexpr double time_error = 0.02;
-
-model_info describe(const walked_model& model,
-                    const std::map<const void*, uint32_t>& pins,
-                    const module_order& order) {
-  model_info result;
-  for (auto& m : model.modules) {
-    module_info x;
-    x.path = m.names.front();
-    x.type = m.type;
-    for (auto child : m.children)
-      x.children.push_back(module_id{child});
-    for (auto i : m.tensors) {
-      auto& t = model.tensors[i];
-      auto info = tensor_info{i, t.names.front(),
-                              static_cast<uint64_t>(t.tensor.numel())};
-      (t.is_buffer ? x.buffers : x.parameters).push_back(info);
-    }
-    x.not_interceptable = not_interceptable(m);
-    x.ordered = order.reason(static_cast<uint32_t>(result.size()));
-    x.container = m.container;
-    x.sequential = m.sequential;
-    for (auto* hook : m.hooks)
-      if (hook->pinned)
-        x.pinned_device = hook->pinned;
-    if (auto i = pins.find(m.identity()); i != pins.end())
-      x.pinned_device = i->second;
-    result.push_back(std::move(x));
-  }
-  return result;
-}
 
 /// Tells whether module times are needed and must be measured.
 bool measures_times(const session_config& x) {
@@ -432,7 +382,7 @@ partition_decision partitioning::decide(uint32_t devices,
   auto options = options_of(cfg, devices, default_device);
   auto traced = trace_ && traced_hash_ == map_.model().hash();
   if (traced)
-    map_.order().order_again(changed_parameters(map_.model(), *trace_));
+    keep_order_of(*trace_);
   auto info = describe(map_.model(), marks_.pins, map_.order());
   auto shared = find_shared(map_.model(), marks_, sharing);
   weigh_slices(map_.model(), shared, sharing.peers, info);
@@ -486,16 +436,30 @@ partition_decision partitioning::decide(uint32_t devices,
 
 checkpointing_decision partitioning::checkpointed() const {
   auto& x = rank_.config().activation_checkpointing;
+  auto stateful = marks_.stateful;
+  if (trace_)
+    for (auto& [module, why] : trace_->stateful)
+      stateful.emplace(map_.model().modules.at(module).identity(), why);
   auto result = decide_checkpointing(
     map_.model(),
     {marks_.checkpointing, x.modules, {x.strategy, x.preserve_rng_state}},
-    marks_.stateful);
+    stateful);
   if (rank_.config().offload_activations && result.chosen.empty())
     throw config_error(
       "smp.offload_activations has no effect: no module's activations are "
       "checkpointed; name some in activation_checkpointing.modules, or by "
       "smp::set_activation_checkpointing");
   return result;
+}
+
+void partitioning::keep_order_of(const trace_result& x) const {
+  map_.order().order_again(changed_parameters(map_.model(), x));
+  declare(x.stateful);
+}
+
+void partitioning::declare(const std::map<uint32_t, std::string>& xs) const {
+  for (auto& [module, why] : xs)
+    map_.order().declare(module, why);
 }
 
 void partitioning::place() {
@@ -517,7 +481,8 @@ void partitioning::place() {
       decision_->sharing.shared,
       decision_->sharing.cut,
       decision_->checkpointing.chosen,
-      map_.order().changing_parameters()};
+      map_.order().changing_parameters(),
+      trace_ ? trace_->stateful : std::map<uint32_t, std::string>{}};
   });
   text_ = std::move(found.text);
   program_ = std::move(found.program);
@@ -527,6 +492,7 @@ void partitioning::place() {
   map_.recompute(regions_of(map_.model(), found.checkpointed, owners));
   map_.place(std::move(owners));
   map_.order_again(found.changing);
+  declare(found.stateful);
   shared_ = std::move(found.shared);
   std::vector<module_id> together;
   for (auto& x : shared_)

@@ -136,6 +136,9 @@ public:
 private:
   bool any_deferred() const;
   checkpointing_decision checkpointed() const;
+  /// Orders modules that keep state, as the trace found, or for a reason.
+  void keep_order_of(const trace_result& x) const;
+  void declare(const std::map<uint32_t, std::string>& xs) const;
   void check_same_everywhere();
 
   const rank_context& rank_;

@@ -1,5 +1,6 @@
 #include "runtime/sharing/native_modules.hpp"
 
+#include "runtime/model/foreign_module.hpp"
 #include "runtime/model/script_code.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/sharing/script_layers.hpp"
@@ -67,6 +68,29 @@ void read_options(const torch::nn::EmbeddingOptions& x, native_module& to) {
   to.max_norm = x.max_norm();
   to.norm_type = x.norm_type();
   to.scale_grad_by_freq = x.scale_grad_by_freq();
+}
+
+/// Of a module of another language.
+void read_options(const foreign_module& x, native_module& to) {
+  to.doubt = x.differs_from_class();
+  if (to.type == "LayerNorm") {
+    if (auto y = x.option("normalized_shape"); y.isIntList())
+      to.normalized_shape = y.toIntVector();
+    if (auto y = x.option("eps"); y.isDouble())
+      to.eps = y.toDouble();
+  }
+  if (to.type != "Embedding")
+    return;
+  if (auto y = x.option("padding_idx"); y.isInt())
+    to.padding_idx = y.toInt();
+  if (auto y = x.option("sparse"); y.isBool())
+    to.sparse = y.toBool();
+  if (auto y = x.option("max_norm"); y.isDouble())
+    to.max_norm = y.toDouble();
+  if (auto y = x.option("norm_type"); y.isDouble())
+    to.norm_type = y.toDouble();
+  if (auto y = x.option("scale_grad_by_freq"); y.isBool())
+    to.scale_grad_by_freq = y.toBool();
 }
 
 // -- TorchScript --------------------------------------------------------------
@@ -424,6 +448,8 @@ std::optional<native_module> native_of(const walked_model& model,
     read_options(x->options, result);
   if (auto* x = dynamic_cast<torch::nn::LayerNormImpl*>(m.object))
     read_options(x->options, result);
+  if (m.foreign)
+    read_options(*m.foreign, result);
   if (m.script && result.type == "Embedding")
     read_options(*m.script, result);
   if (m.script)

@@ -86,6 +86,7 @@ void executor_thread::switch_out() {
 }
 
 void executor_thread::pause() {
+  released_lock meanwhile;
   messages_.park(wake_);
 }
 

@@ -179,7 +179,7 @@ bool model_state::can_take_back() const {
                 || (map_.overlaps() && !map_.order().entries().empty())
                 || (minds_changes() && !map_.order().trained());
   return promises_.on() && !rank_.config().fast_mode && needed
-         && (root_.script || map_.order().unseen().empty());
+         && (root_.script || !map_.order().any_hidden());
 }
 
 bool model_state::keeps_changes() const {
@@ -192,8 +192,7 @@ void model_state::keep() {
   if (!can_take_back())
     return;
   gradients_.keep(map_);
-  if (script_)
-    attributes_.keep(map_, script_->code());
+  attributes_.keep(map_, script_ ? &script_->code() : nullptr);
 }
 
 void model_state::take_back() {
@@ -214,6 +213,20 @@ void model_state::begin_step(bool again) {
 void model_state::order_again(const std::set<uint32_t>& tensors) {
   map_.order_again(tensors);
   // The recorded steps did not wait for turns.
+  rank_.records().outdate();
+  partitioning_.set_order();
+  promises_.reconsider();
+}
+
+void model_state::keep_order_of(const std::map<uint32_t, std::string>& xs) {
+  auto& modules = map_.model().modules;
+  for (auto& [module, why] : xs) {
+    map_.order().declare(module, why);
+    // Others of its class would show the same one after the other.
+    for (uint32_t i = 0; i < modules.size(); ++i)
+      if (i != module && modules[i].type == modules[module].type)
+        map_.order().declare(i, why);
+  }
   rank_.records().outdate();
   partitioning_.set_order();
   promises_.reconsider();

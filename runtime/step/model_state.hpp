@@ -216,6 +216,10 @@ public:
   /// Call alike on all ranks.
   void order_again(const std::set<uint32_t>& tensors);
 
+  /// Orders microbatches in these modules, which keep state for the given
+  /// reasons. Call alike on all ranks.
+  void keep_order_of(const std::map<uint32_t, std::string>& xs);
+
   /// From now on microbatches run one after the other: they call these modules
   /// after their first backward, where nothing else keeps their order. Call
   /// alike on all ranks.

@@ -24,20 +24,23 @@ uint32_t write_count(const at::Tensor& x) {
 
 } // namespace
 
-void rollback_attributes::keep(const model_map& map, const script_code& code) {
+void rollback_attributes::keep(const model_map& map, const script_code* code) {
   at::NoGradGuard no_grad;
   drop();
   complete_ = true;
-  if (map.order().unseen().empty())
-    return; // no code changes them
   auto& modules = map.model().modules;
+  for (uint32_t i = 0; i < modules.size(); ++i)
+    if (modules[i].foreign && map.owner(module_id{i}) == map.self())
+      foreign_.push_back(modules[i].foreign->keep_attributes());
+  if (code == nullptr || map.order().unseen().empty())
+    return; // no code changes them
   for (uint32_t i = 0; i < modules.size(); ++i) {
     auto* self = modules[i].script;
     if (self == nullptr || map.owner(module_id{i}) != map.self())
       continue;
     auto type = self->type();
     for (size_t k = 0; k < self->slots().size(); ++k)
-      if (code.is_mutable({type.get(), type->getAttributeName(k)}))
+      if (code->is_mutable({type.get(), type->getAttributeName(k)}))
         keep_slot(*self, k);
   }
 }
@@ -117,11 +120,14 @@ void rollback_attributes::put_back(model_map& map) {
       map.rebind(now.toTensor(), x.value.toTensor());
     x.object->setSlot(x.index, x.value);
   }
+  for (auto& x : foreign_)
+    x->put_back(false);
   drop();
 }
 
 void rollback_attributes::drop() noexcept {
   slots_.clear();
+  foreign_.clear();
   containers_.clear();
   tensors_.clear();
   seen_.clear();

@@ -1,8 +1,11 @@
 #pragma once
 
+#include "runtime/model/foreign_module.hpp"
+
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <memory>
 #include <unordered_set>
 #include <vector>
 
@@ -11,14 +14,14 @@ namespace smp {
 class model_map;
 class script_code;
 
-/// Saves the attributes of this rank's TorchScript modules that code sets or
-/// changes, as they were before a step, and restores them if the step is rolled
-/// back. A list that two attributes share stays one list, and a tensor stays
-/// the same tensor.
+/// Saves the attributes of this rank's modules that code sets or changes, of
+/// TorchScript and of other languages, as they were before a step, and restores
+/// them if the step is rolled back. A list that two attributes share stays one
+/// list, and a tensor stays the same tensor.
 class rollback_attributes {
 public:
-  /// @param code the code of the model
-  void keep(const model_map& map, const script_code& code);
+  /// @param code of a TorchScript model; null: of any other
+  void keep(const model_map& map, const script_code* code);
 
   /// Tells whether all of them could be saved: none is an object of a custom
   /// C++ class or of another type that cannot be copied.
@@ -55,6 +58,7 @@ private:
   };
 
   std::vector<slot> slots_;
+  std::vector<std::unique_ptr<kept_attributes>> foreign_;
   std::vector<container> containers_;
   std::vector<content> tensors_;
   std::unordered_set<const void*> seen_; // objects of script classes

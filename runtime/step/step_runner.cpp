@@ -24,6 +24,7 @@
 #include "runtime/step/model_state.hpp"
 #include "runtime/step/schedule_policies.hpp"
 #include "transport/bytes.hpp"
+#include "transport/container_bytes.hpp"
 #include "transport/exchange.hpp"
 #include "transport/wake_up.hpp"
 
@@ -36,6 +37,8 @@ namespace smp {
 // -- one step -----------------------------------------------------------------
 
 namespace {
+
+constexpr int most_reruns = 4; // of a step
 
 offload_store::counts offload_counts(const rank_context& rank) {
   auto* store = rank.offload();
@@ -80,9 +83,12 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   if (!report.error)
     report = run_once(actors, model, x, false);
   auto verdict = replicas_.hear(model, report.error);
-  if (runs_again(model, x, verdict)) {
+  // A rerun may show in turn that more modules keep state.
+  for (int reruns = 0; reruns < most_reruns && runs_again(model, x, verdict);
+       ++reruns) {
     take_back(*model, x, verdict.why);
     rank_.objects().withdraw(report.step);
+    model->keep();
     report = run_once(actors, model, x, true);
     verdict = replicas_.hear(model, report.error);
   }
@@ -257,6 +263,8 @@ struct failed_step {
   std::set<module_id> overtaken = {};
   /// Buffers that microbatches changed in any order.
   std::set<uint32_t> changed_late = {};
+  /// Modules whose other state they changed so, and how.
+  std::map<uint32_t, std::string> late_state = {};
   /// See `microbatch_sequencer::called_late`.
   std::set<module_id> called_late = {};
   /// LibTorch's engine failed, perhaps as one microbatch changed in place what
@@ -269,7 +277,7 @@ bool inspect(Inspector& f, failed_step& x) {
   return f.object(x).fields(
     f.field("promised", x.promised), f.field("keeps_out", x.keeps_out),
     f.field("overtaken", x.overtaken), f.field("changed_late", x.changed_late),
-    f.field("called_late", x.called_late),
+    f.field("late_state", x.late_state), f.field("called_late", x.called_late),
     f.field("failed_graph", x.failed_graph));
 }
 
@@ -295,6 +303,7 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       || (rank_.launches() && rank_.launches()->failed()),
     rank_.sequencer().overtaken_modules(),
     late_changes(),
+    rank_.model()->changes->take_late_state(),
     rank_.sequencer().called_late(),
     rank_.counters().failed_graphs > 0 && rank_.counters().microbatches > 1
       && !rank_.sequencer().serial()};
@@ -307,18 +316,22 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       all.keeps_out = all.keeps_out || other.keeps_out;
       all.overtaken.merge(other.overtaken);
       all.changed_late.merge(other.changed_late);
+      all.late_state.merge(other.late_state);
       all.called_late.merge(other.called_late);
       all.failed_graph = all.failed_graph || other.failed_graph;
     }
     if (!all.changed_late.empty())
       model->order_again(all.changed_late);
+    if (!all.late_state.empty())
+      model->keep_order_of(all.late_state);
     if (!all.called_late.empty() && !rank_.sequencer().serial())
       model->run_serially(all.called_late);
     if (all.failed_graph)
       model->run_serially();
     rank_.sequencer().distrust(all.overtaken);
     auto goes_right = all.promised || !all.overtaken.empty()
-                      || !all.changed_late.empty() || all.failed_graph;
+                      || !all.changed_late.empty() || !all.late_state.empty()
+                      || all.failed_graph;
     return goes_right && !all.keeps_out;
   } catch (const error&) {
     return false; // a rank was lost; the first error is reported

@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 using namespace smp;
@@ -181,4 +183,41 @@ TEST_CASE("a thread that must not wait gets an error that names what and where",
   std::thread sets{[&] { x->set_value(3); }};
   CHECK(awaited<int>::get(x, {"value of 'b'", rank_id{1}}) == 3);
   sets.join();
+}
+
+TEST_CASE("a wait releases the lock of an interpreter, also when it fails",
+          "[transport][wait]") {
+  static std::mutex lock;
+  static thread_local bool holds = false;
+  release_in_waits({[]() -> void* {
+                      if (!std::exchange(holds, false))
+                        return nullptr;
+                      lock.unlock();
+                      return &lock;
+                    },
+                    [](void*) {
+                      lock.lock();
+                      holds = true;
+                    }});
+  lock.lock();
+  holds = true;
+  for (auto fails : {false, true}) {
+    auto x = std::make_shared<completion>();
+    // It cannot end the wait before it has the lock.
+    std::thread other{[x, fails] {
+      std::lock_guard guard{lock};
+      fails ? x->fail(lost(1)) : x->set();
+    }};
+    try {
+      waiter::current().wait(x, {"the other thread", {}});
+      CHECK_FALSE(fails);
+    } catch (const error& e) {
+      CHECK(e.cause() == lost(1));
+    }
+    CHECK(holds);
+    other.join();
+  }
+  holds = false;
+  lock.unlock();
+  release_in_waits({});
 }

@@ -75,7 +75,7 @@ TEST_CASE("attributes of TorchScript are put back as what they were",
   script_code code{classes_of(map.model())};
   auto t = module.attr("t").toTensor();
   rollback_attributes kept;
-  kept.keep(map, code);
+  kept.keep(map, &code);
   CHECK(kept.complete());
   auto x = torch::ones({3});
   module.forward({x});
@@ -108,7 +108,8 @@ TEST_CASE("what nobody can copy in an attribute is noticed",
   )");
   whole_model whole{module};
   rollback_attributes kept;
-  kept.keep(whole.map, script_code{classes_of(whole.map.model())});
+  const script_code code{classes_of(whole.map.model())};
+  kept.keep(whole.map, &code);
   CHECK_FALSE(kept.complete());
 }
 

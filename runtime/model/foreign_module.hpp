@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+} // namespace torch::nn
+
+namespace smp {
+
+/// What a module keeps in attributes that are neither parameters nor buffers,
+/// at one time.
+class kept_attributes {
+public:
+  virtual ~kept_attributes() = default;
+
+  /// @returns what is different now: "sets its attribute 'calls'"; empty if
+  /// nothing is
+  virtual std::string changes() const = 0;
+
+  /// Gives all attributes the values that they had. Buffers stay as they are,
+  /// unless this undoes a trace, which no part of smp has followed.
+  virtual void put_back(bool after_trace) = 0;
+};
+
+/// A module of another language, as a torch::nn::Module stands for it. What it
+/// consists of, and what LibTorch's classes would say, it says itself. Found by
+/// `dynamic_cast`. Any thread may call; the functions take the locks of that
+/// language.
+class foreign_module {
+public:
+  virtual ~foreign_module() = default;
+
+  struct contents {
+    std::vector<std::pair<std::string, at::Tensor>> parameters;
+    std::vector<std::pair<std::string, at::Tensor>> buffers;
+    std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
+      children;
+  };
+
+  /// @returns what it has directly, in the order of registration
+  virtual contents find() = 0;
+
+  /// See `walked_module::container`.
+  virtual bool is_container() const = 0;
+
+  /// Why it may do something else than its class: "its forward was replaced";
+  /// empty if it does not.
+  virtual std::string differs_from_class() const = 0;
+
+  /// An attribute that is an option of its class, such as "padding_idx"; none
+  /// if there is no such attribute, or if it is no number, flag or list of
+  /// integers.
+  virtual c10::IValue option(const char* name) const = 0;
+
+  virtual std::unique_ptr<kept_attributes> keep_attributes() const = 0;
+};
+
+} // namespace smp
