@@ -47,10 +47,10 @@ cuda_wheels=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88
   nvidia-nvshmem-cu13==3.4.5)
 ucx_wheels=("libucx-cu13==$ucx_version")
 
-# What `./dev zoo` puts into a Python environment of its own; benchmarks that
-# compare with PyTorch use it if it is there.
-zoo_packages=$root/tests/zoo/requirements.txt
-zoo_prefix=$deps/zoo-$(sha256sum <"$zoo_packages" | cut -c1-12)
+# A Python environment of its own, for the package of python/ and its tests, for
+# `./dev zoo`, and for benchmarks that compare with PyTorch.
+python_packages=$root/python/requirements.txt
+python_prefix=$deps/python-$(sha256sum <"$python_packages" | cut -c1-12)
 
 # Paths below a Debian mirror's root, and what must be found there.
 caf_source=pool/main/a/actor-framework/actor-framework_$caf_version.orig.tar.gz
@@ -344,20 +344,40 @@ install_catch2() {
   rm -f "$to/catch2.deb"
 }
 
-# A Python environment with what exports the models of tests/zoo. All packages
-# are pinned there, so pip has nothing to resolve.
-install_zoo() {
+# All packages are pinned there, so pip has nothing to resolve.
+install_python() {
   local to=$1 log=$2 python loading=1
   python=$(python_with_pip)
   step "making a Python environment" "$log" "read the log's last lines" \
     "$python" -m venv --without-pip "$to"
   mkdir -p "$to/tmp"
-  step "installing tests/zoo/requirements.txt" "$log" \
+  step "installing python/requirements.txt" "$log" \
     "check pip's index settings and that 'python3 --version' says 3.11 or later, and run again" \
     env TMPDIR="$to/tmp" "$python" -m pip --disable-pip-version-check \
     --python "$to/bin/python" install --no-deps --no-cache-dir \
-    --only-binary=:all: --progress-bar off -r "$zoo_packages"
+    --only-binary=:all: --progress-bar off -r "$python_packages"
   rm -rf "$to/tmp"
+}
+
+# Prints the Debian packages that the environment and extensions for it need.
+packages_for_python() {
+  local python
+  packages_for_pip
+  python=$(python_with_pip)
+  "${python:-/usr/bin/python3}" - 2>/dev/null <<'END' || echo python3-dev
+import os, sys, sysconfig
+sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
+END
+}
+
+# begin_python: beside what else is missing.
+begin_python() {
+  [[ -z ${SMP_PYTHON:-} && $preset == release ]] || return 0
+  # shellcheck disable=SC2046 # one word each
+  complete "$python_prefix" || system_packages $(packages_for_python)
+  begin "$python_prefix" \
+    "Python with PyTorch, transformers, torchvision and timm (2.5 GB download, some minutes on a slow line)" \
+    7000 install_python
 }
 
 # -- installing them -----------------------------------------------------------

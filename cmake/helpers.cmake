@@ -160,6 +160,55 @@ function(smp_add_cuda folder)
   install(TARGETS smp_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()
 
+# smp_add_python(FOLDER): the package smp for Python in build/*/python, of which
+# FOLDER/extension is compiled. Without a Python it is not made.
+function(smp_add_python folder)
+  smp_wanted(wanted runtime)
+  # Sanitizers would have to be in Python itself.
+  if(NOT wanted OR NOT SMP_PYTHON OR SMP_SANITIZE)
+    return()
+  endif()
+  set(Python_EXECUTABLE ${SMP_PYTHON})
+  find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
+  execute_process(COMMAND ${SMP_PYTHON} -c
+    "from importlib.metadata import version; print(version('torch'))"
+    OUTPUT_VARIABLE version ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  file(STRINGS ${SMP_TORCH_DIR}/include/torch/headeronly/version.h wanted
+    REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
+  string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" wanted
+    "${wanted}")
+  if(NOT Python_FOUND OR NOT version MATCHES "^${wanted}[.]")
+    message(STATUS "the Python package is not made: ${SMP_PYTHON} needs headers "
+      "(it has them: ${Python_FOUND}) and PyTorch ${wanted} (it has: ${version})")
+    return()
+  endif()
+  smp_sources(sources ${folder}/extension)
+  Python_add_library(smp_core MODULE WITH_SOABI ${sources})
+  set(package ${CMAKE_BINARY_DIR}/python/smp)
+  # A program that imports torch has this library; to link, its name is enough.
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/torch_python.cpp
+    CONTENT "// stands for the library that a Python program has\n")
+  add_library(smp_torch_python SHARED
+    ${CMAKE_BINARY_DIR}/generated/torch_python.cpp)
+  set_target_properties(smp_torch_python PROPERTIES OUTPUT_NAME torch_python
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
+  target_link_libraries(smp_core PRIVATE smp::smp
+    -Wl,--no-as-needed smp_torch_python -Wl,--as-needed)
+  # Without a path to the one above.
+  set_target_properties(smp_core PROPERTIES OUTPUT_NAME _core
+    LIBRARY_OUTPUT_DIRECTORY ${package}
+    BUILD_RPATH "$<TARGET_FILE_DIR:smp>" SKIP_BUILD_RPATH OFF
+    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$<TARGET_FILE_DIR:smp>"
+    CXX_VISIBILITY_PRESET hidden)
+  file(GLOB modules CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/${folder}/smp
+    ${PROJECT_SOURCE_DIR}/${folder}/smp/*.py)
+  file(MAKE_DIRECTORY ${package})
+  foreach(module IN LISTS modules)
+    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder}/smp/${module}
+      ${package}/${module} SYMBOLIC)
+  endforeach()
+endfunction()
+
 # smp_viewers(FOLDER PROGRAM...): programs that look at runs. To load LibTorch
 # takes a second, in which they have to answer, so they are linked with the
 # folders below runtime/ instead of libsmp. What they share with each other, with

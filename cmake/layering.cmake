@@ -3,7 +3,7 @@
 #
 #   cmake -D ROOT=<tree> -P layering.cmake
 #
-# apps -> include -> runtime -> {actors, tp, partition} -> transport
+# {apps, python} -> include -> runtime -> {actors, tp, partition} -> transport
 #
 # and inside runtime/ and actors/ from one subfolder to those below it.
 
@@ -12,7 +12,7 @@ cmake_minimum_required(VERSION 3.25)
 # -- the rules -----------------------------------------------------------------
 
 # (What lies in include/ is included as "smp/...".)
-set(folders transport partition tp actors runtime include smp apps)
+set(folders transport partition tp actors runtime include smp apps python)
 
 # What everybody shares: the headers in transport's root that move no bytes.
 set(vocabulary "transport/(error|ids|inspect|bytes|clock|tensor_ref|wait|waiter|device_ops|build_id)\\.hpp")
@@ -33,6 +33,8 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|node_status)\\.hpp")
 set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/(cross_entropy|functions)\\.hpp" "actors/schedule/schedule_actor\\.hpp")
 set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}")
+# The Python package; pybind11 is in LibTorch's headers.
+set(allowed_python "python/" "runtime/" "${vocabulary}")
 # Programs that look at runs start at once, without LibTorch.
 set(viewers "apps/(report|smp-inspect|smp-top)/")
 set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp")
@@ -63,7 +65,7 @@ set(headers_ucx "uc[mpst]/")
 set(places_ucx "transport/ucx/")
 set(name_torch Torch)
 set(headers_torch "torch/|ATen/|c10/")
-set(places_torch "tp/|runtime/|apps/smp-train/")
+set(places_torch "tp/|runtime/|apps/smp-train/|python/")
 set(name_ncurses ncurses)
 set(headers_ncurses "n?cursesw?[./]")
 set(places_ncurses "apps/smp-top/")

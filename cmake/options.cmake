@@ -11,6 +11,12 @@ foreach(variable SMP_TORCH_DIR SMP_UCX_DIR SMP_CAF_DIR SMP_CATCH2_DIR)
   endif()
 endforeach()
 
+set(SMP_PYTHON "" CACHE FILEPATH
+  "A Python with the PyTorch of SMP_TORCH_DIR, for the Python package; empty: it is not made")
+if(NOT SMP_PYTHON AND DEFINED ENV{SMP_PYTHON})
+  set_property(CACHE SMP_PYTHON PROPERTY VALUE $ENV{SMP_PYTHON})
+endif()
+
 set(SMP_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize=")
 set(SMP_SANITIZE_ONLY "" CACHE STRING
   "Folders that are compiled for them with their tests, all of smp if empty; what else is linked is that of a release, and comes from ccache")
@@ -72,7 +78,9 @@ endfunction()
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
-set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+if(NOT SKBUILD) # a wheel knows where others are: cmake/wheel.cmake
+  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+endif()
 list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
 
 find_program(SMP_CCACHE ccache)

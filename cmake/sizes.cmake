@@ -10,7 +10,8 @@ set(exceptions
   "tests/partition/print_test.cpp: a line of .*") # as smp prints it
 
 set(files "")
-foreach(folder transport partition tp actors runtime include apps bench examples tests)
+foreach(folder transport partition tp actors runtime include apps python bench
+    examples tests)
   file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp
     ${ROOT}/${folder}/*.py)
   list(APPEND files ${found})

@@ -234,7 +234,6 @@ sanitized=
 run_tests() {
   local began=$SECONDS
   read_seconds
-  find_python
   run_ctest first -j "$(slots)" "$@"
   run_failed_again
   report "$began"
@@ -270,6 +269,7 @@ run_test() {
       shift
       ;;
   esac
+  begin_python
   if (($#)) && [[ $which == quarter ]]; then # who names tests wants these
     build_targets all
     system_packages "${test_packages[@]}"

@@ -1,6 +1,7 @@
 # Tests: tests/<path>/<unit>_test.cpp. All tests of a folder are one program,
 # and each file is a ctest, "<path>/<unit>": one process for all its cases,
-# because to load LibTorch takes longer than most of them.
+# because to load LibTorch takes longer than most of them. Those of
+# tests/python are programs of Python, "python/<unit>".
 #
 # A test may say what it needs in its first line:
 #
@@ -136,8 +137,8 @@ function(smp_test_properties result test source)
   set(seconds 10)
   set(properties "")
   file(STRINGS ${source} first LIMIT_COUNT 1)
-  if(first MATCHES "^// ctest: (.*)$")
-    separate_arguments(words UNIX_COMMAND "${CMAKE_MATCH_1}")
+  if(first MATCHES "^(//|#) ctest: (.*)$")
+    separate_arguments(words UNIX_COMMAND "${CMAKE_MATCH_2}")
     foreach(word IN LISTS words)
       if(word MATCHES "^seconds=([0-9]+)$")
         set(seconds ${CMAKE_MATCH_1})
@@ -233,6 +234,22 @@ list(REMOVE_DUPLICATES paths)
 foreach(path IN LISTS paths)
   smp_test_program(${path})
 endforeach()
+
+# -- tests/python --------------------------------------------------------------
+# Each file is a program; what ranks do together starts them itself (harness.py).
+
+if(TARGET smp_core)
+  file(GLOB tests CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/python
+    ${PROJECT_SOURCE_DIR}/tests/python/*_test.py)
+  foreach(test IN LISTS tests)
+    string(REGEX REPLACE "_test[.]py$" "" unit ${test})
+    set(source ${PROJECT_SOURCE_DIR}/tests/python/${test})
+    smp_test_properties(properties python/${unit} ${source})
+    add_test(NAME python/${unit} COMMAND ${SMP_PYTHON} ${source})
+    set_tests_properties(python/${unit} PROPERTIES ${properties}
+      ENVIRONMENT "${smp_test_environment};OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1;HF_HUB_OFFLINE=1;PYTHONPATH=${CMAKE_BINARY_DIR}/python")
+  endforeach()
+endif()
 
 # Proof tests in four quarters of about the same length.
 get_property(proofs GLOBAL PROPERTY smp_proofs)

@@ -1,0 +1,22 @@
+// smp._core: what the Python package needs of libsmp.
+
+#include "python/extension/interpreter.hpp"
+#include "python/extension/model.hpp"
+#include "python/extension/python_module.hpp"
+#include "python/extension/python_optimizer.hpp"
+#include "python/extension/values.hpp"
+
+PYBIND11_MODULE(_core, m) {
+  using namespace smp::python;
+  m.def("prepare", [](const py::object& error, const py::object& finished,
+                      const py::module_& values) {
+    prepare_interpreter(error, finished);
+    prepare_values(values);
+  });
+  bind_session(m);
+  bind_modules(m);
+  bind_model(m);
+  bind_step(m);
+  bind_optimizer(m);
+  bind_checkpoint(m);
+}

@@ -1,0 +1,88 @@
+#pragma once
+
+// A module of Python as smp sees it, and its calls.
+
+#include "python/extension/interpreter.hpp"
+#include "runtime/calls/invoker.hpp"
+#include "runtime/intercept/call_scope.hpp"
+#include "runtime/model/foreign_module.hpp"
+#include "runtime/model/hook.hpp"
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace smp::python {
+
+/// Stands for a `torch.nn.Module`, by its identity; has nothing itself.
+class python_module : public torch::nn::Module, public foreign_module {
+public:
+  explicit python_module(const py::object& self);
+
+  // -- torch::nn::Module ------------------------------------------------------
+
+  void train(bool on) override;
+  bool is_training() const noexcept override;
+
+  // -- foreign_module ---------------------------------------------------------
+
+  contents find() override;
+  bool is_container() const override;
+  std::string differs_from_class() const override;
+  c10::IValue option(const char* name) const override;
+  std::unique_ptr<kept_attributes> keep_attributes() const override;
+
+  const py::object& self() const noexcept {
+    return self_.get();
+  }
+
+protected:
+  shared_object self_;
+};
+
+/// One whose calls smp intercepts: all of a model but its root.
+class called_module final : public python_module, public hook_base {
+public:
+  explicit called_module(const py::object& self);
+
+  /// What Python calls instead of the module's own `_call_impl`.
+  py::object operator()(const py::args& args, const py::kwargs& kwargs);
+
+  /// Serves a call: the function that is registered as `invoker_function`.
+  static invocation serve(torch::nn::Module& object, unpacker& in,
+                          const std::vector<value>& args, packer& out);
+
+private:
+  py::object call_here(const py::tuple& args, const py::dict& kwargs);
+  py::object call_there(const py::tuple& args, const py::dict& kwargs);
+  py::object run(call_scope& noted, const py::tuple& args,
+                 const py::dict& kwargs);
+  py::object run_shared_part(call_scope& noted, const py::tuple& args,
+                             const py::dict& kwargs);
+
+  /// What a call may change, as it was before.
+  struct state {
+    std::vector<std::pair<std::string, at::Tensor>> buffers;
+    /// Null: of no interest.
+    std::unique_ptr<kept_attributes> attributes = {};
+  };
+
+  state state_before_call() const;
+  void look_at_changes(const state& before) const;
+};
+
+using module_ptr = std::shared_ptr<python_module>;
+
+/// @returns what stands for a module: always the same, as long as it lives
+std::shared_ptr<called_module> called_module_of(py::handle x);
+
+/// Lets the module's calls go past smp again.
+void release_module(py::handle x);
+
+void bind_modules(py::module_& m);
+
+} // namespace smp::python

@@ -1,0 +1,324 @@
+"""The user's model, of which each rank owns a part."""
+
+import contextlib
+import gc
+import weakref
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import _core, _state
+from ._errors import Error
+
+
+def _fresh(x):
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, x)
+
+
+class DistributedModel(torch.nn.Module):
+    """Takes any ``torch.nn.Module``, unchanged; its modules then run on the
+    ranks that own them, inside of ``@smp.step`` functions. Every rank makes the
+    same model.
+    """
+
+    def __init__(self, module):
+        super().__init__()
+        _refuse_wrappers(module)
+        if not _core.running():
+            raise Error("smp.DistributedModel needs smp.init() before it")
+        _core.take_exception("")
+        if _alive() and gc.collect() >= 0 and _alive():
+            raise Error(
+                "a session has one DistributedModel: put both models into one "
+                "torch.nn.Module, or end the first with smp.shutdown()"
+            )
+        self.module = module
+        object.__setattr__(self, "_root", _core.Module(module))
+        object.__setattr__(self, "_core", _core.Model(self._root))
+        _state.model = weakref.ref(self)
+        _state.optimizers.clear()
+        _state.updates = 0
+        _place_by_name(module)
+
+    # -- calls -----------------------------------------------------------------
+
+    def forward(self, *args, **kwargs):
+        call = _core.TracedCall()
+        try:
+            while call.again():
+                self.module(*_fresh(args), **_fresh(kwargs))
+            return self.module(*args, **kwargs)
+        finally:
+            del call
+
+    def backward(self, tensors, grad_tensors=None, retain_graph=False):
+        """Instead of ``loss.backward()``: ends the forward phase of a
+        microbatch, and runs its backward phase across ranks."""
+        if isinstance(tensors, torch.Tensor):
+            tensors, grad_tensors = [tensors], [grad_tensors]
+        grads = list(grad_tensors or [None] * len(tensors))
+        self._core.backward(list(tensors), grads, retain_graph)
+
+    def train(self, mode=True):
+        """Training or evaluation mode, on all ranks."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def no_sync(self):
+        """Inside of this, steps accumulate gradients that replicas average at
+        the first step after it."""
+
+        @contextlib.contextmanager
+        def scope():
+            inside = self._core.begin_no_sync()
+            try:
+                yield
+            finally:
+                del inside
+
+        return scope()
+
+    # -- partition ---------------------------------------------------------------
+
+    def partition(self):
+        """Partitions now instead of at the first step, without measuring."""
+        self._core.partition()
+
+    @property
+    def partitioned(self):
+        return self._core.partitioned
+
+    def partition_text(self, all=False):
+        """Which module is where, and why."""
+        return self._core.partition_text(all=all)
+
+    def order_text(self):
+        """The modules that microbatches pass in order, and why."""
+        return self._core.order_text()
+
+    def register_post_partition_hook(self, hook):
+        """Calls ``hook(model, optimizer)`` after the partition, or at once."""
+
+        def run():
+            found = [x() for x in _state.optimizers]
+            hook(self, next((x for x in found if x is not None), None))
+
+        self._core.on_partition(run)
+
+    # -- what this rank owns -------------------------------------------------------
+
+    def local_module_names(self):
+        return self._core.local_module_names()
+
+    def local_named_parameters(self):
+        return list(self._core.local_parameters().items())
+
+    def local_parameters(self):
+        return list(self._core.local_parameters().values())
+
+    def local_state_dict(self):
+        return self._core.local_state_dict()
+
+    # -- the whole model -------------------------------------------------------------
+
+    def state_dict(self, *args, **kwargs):
+        """All parameters and buffers, whole, the same on all ranks. Collective
+        over the pipeline."""
+        if args or kwargs:
+            raise Error("DistributedModel.state_dict takes no arguments")
+        found = self._core.state_dict()
+        names = {}
+        for name, x in self._named_tensors():
+            names.setdefault(id(x), []).append(name)
+        result = {}
+        for same in names.values():
+            for name in same:  # a tied weight under each of its names
+                if same[0] in found:
+                    result[name] = found[same[0]]
+        return result
+
+    def load_state_dict(self, state_dict, strict=True):
+        """Each rank takes what it owns."""
+        if not strict:
+            raise Error("DistributedModel.load_state_dict is always strict")
+        first, known = {}, set()
+        for name, x in self._named_tensors():
+            first.setdefault(id(x), name)
+            known.add(name)
+        kept = set(first.values())
+        self._core.load_state_dict(
+            {n: x for n, x in state_dict.items() if n in kept or n not in known}
+        )
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def gradients(self):
+        """The gradients of all parameters that have one. Collective."""
+        return self._core.gradients()
+
+    def _named_tensors(self):
+        skipped = set()
+        for path, module in self.module.named_modules():
+            for name in module._non_persistent_buffers_set:
+                skipped.add(f"{path}.{name}" if path else name)
+        yield from self.module.named_parameters(remove_duplicate=False)
+        for name, x in self.module.named_buffers(remove_duplicate=False):
+            if name not in skipped:
+                yield name, x
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def __getstate__(self):
+        raise Error(
+            "a DistributedModel cannot be pickled or copied, as no rank has all "
+            "of it: smp.save_checkpoint saves it, state_dict() returns it whole"
+        )
+
+    def _end(self):
+        """Its modules run here again."""
+        if self._core is None:
+            return
+        object.__setattr__(self, "_core", None)
+        for module in self.module.modules():
+            _core.release_module(module)
+        object.__setattr__(self, "_root", None)
+
+    def __del__(self):
+        if "_core" in self.__dict__:
+            self._end()
+
+
+def _alive():
+    return _state.model is not None and _state.model() is not None
+
+
+def _refuse_wrappers(module):
+    if not isinstance(module, torch.nn.Module):
+        raise Error(
+            f"smp.DistributedModel takes a module, not a {type(module)}"
+        )
+    for path, x in module.named_modules():
+        name = type(x).__name__
+        if name in (
+            "DistributedDataParallel",
+            "FullyShardedDataParallel",
+            "FSDPModule",
+        ):
+            where = f"'{path}' is" if path else "the model is"
+            raise Error(
+                f"{where} a {name}: give smp the module inside of it; smp.init("
+                "ddp=True) makes replicas, shard_optimizer_state and "
+                "shard_gradients divide what they hold"
+            )
+        if isinstance(x, torch.jit.ScriptModule):
+            where = f"'{path}' is" if path else "the model is"
+            raise Error(
+                f"{where} a TorchScript module: give smp the Python module, or "
+                'train the file with smp-train (model.type = "torchscript")'
+            )
+
+
+def _place_by_name(module):
+    for path, pp_rank in _state.manual_partition.items():
+        try:
+            found = module.get_submodule(path)
+        except AttributeError:
+            raise Error(
+                f"smp.manual_partition: there is no module '{path}'"
+            ) from None
+        _core.set_partition(found, pp_rank)
+
+
+# -- marks ---------------------------------------------------------------------
+
+
+def set_partition(module, pp_rank):
+    """Places ``module``, with all below it, before the first step."""
+    _core.set_partition(module, pp_rank)
+
+
+def set_stateful(module, why):
+    """Says that ``module`` keeps state that smp cannot see, such as a file:
+    microbatches pass it in order. Its attributes need no declaration."""
+    _core.set_stateful(module, why)
+
+
+def set_tensor_parallelism(module, enabled=True, optimize=""):
+    """Tensor-parallel ranks share ``module`` and those below it, or do not."""
+    _core.set_tensor_parallelism(module, enabled, optimize)
+
+
+def set_activation_checkpointing(
+    module, strategy="each", preserve_rng_state=True
+):
+    """Backward computes ``module`` again instead of keeping its activations."""
+    _core.set_activation_checkpointing(module, strategy, preserve_rng_state)
+
+
+class _marks:
+    """Calls ``mark`` for modules that become part of others inside of it."""
+
+    def _mark(self, module):
+        raise NotImplementedError
+
+    def __enter__(self):
+        register = (
+            torch.nn.modules.module.register_module_module_registration_hook
+        )
+
+        def on_registration(_parent, _name, module):
+            if module is not None:
+                self._mark(module)
+
+        self._handle = register(on_registration)
+        return self
+
+    def __exit__(self, *_):
+        self._handle.remove()
+
+
+class partition(_marks):
+    """``with smp.partition(1): self.block = Block()`` places the block."""
+
+    def __init__(self, pp_rank):
+        self._pp_rank = pp_rank
+
+    def _mark(self, module):
+        _core.set_partition(module, self._pp_rank)
+
+
+class tensor_parallelism(_marks):
+    """Modules that are set inside of it are shared, or not."""
+
+    def __init__(self, enabled=True, optimize=""):
+        self._how = enabled, optimize
+
+    def _mark(self, module):
+        _core.set_tensor_parallelism(module, *self._how)
+
+
+@contextlib.contextmanager
+def delay_param_initialization(enabled=True):
+    """Parameters made inside of it get memory only on the ranks that own them,
+    at the partition, with the values that they would have had."""
+    scope = _core.Deferring(enabled)
+    try:
+        yield
+    finally:
+        del scope
+
+
+def model_creation(*_, **__):
+    raise Error(
+        "smp.model_creation is not there: use smp.delay_param_initialization, "
+        "smp.tensor_parallelism and .to(dtype) of the module"
+    )

@@ -1,0 +1,265 @@
+"""Optimizers: any ``torch.optim`` class on a partitioned model."""
+
+import weakref
+
+import torch
+
+from . import _core, _state
+from ._errors import Error
+
+# -- what C++ asks of an optimizer (python_optimizer.cpp) -----------------------
+
+# The state of torch's own classes: fields with the shape of the parameter, and
+# counts. Of others it is known once it exists.
+_FIELDS = {
+    "SGD": (["momentum_buffer"], []),
+    "Adam": (["exp_avg", "exp_avg_sq", "max_exp_avg_sq"], ["step"]),
+    "AdamW": (["exp_avg", "exp_avg_sq", "max_exp_avg_sq"], ["step"]),
+    "Adagrad": (["sum"], ["step"]),
+    "RMSprop": (["square_avg", "momentum_buffer", "grad_avg"], ["step"]),
+    "Adadelta": (["square_avg", "acc_delta"], ["step"]),
+    "Adamax": (["exp_avg", "exp_inf"], ["step"]),
+    "RAdam": (["exp_avg", "exp_avg_sq"], ["step"]),
+    "Rprop": (["prev", "step_size"], ["step"]),
+}
+
+
+def type_of(optimizer):
+    kind = type(optimizer)
+    if kind.__module__.startswith("torch.optim."):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def options_of(group):
+    result = {}
+    for name, x in group.items():
+        if name == "betas":
+            result["beta1"], result["beta2"] = map(float, x)
+        elif isinstance(x, (bool, int, float)):
+            result[name] = float(x)
+        elif isinstance(x, torch.Tensor) and x.numel() == 1:
+            result[name] = x.item()
+    return result
+
+
+def set_options(group, values):
+    if "betas" in group and "beta1" in values:
+        group["betas"] = (values["beta1"], values["beta2"])
+    for name, value in values.items():
+        x = group.get(name)
+        if isinstance(x, torch.Tensor):
+            x.fill_(value)
+        elif isinstance(x, (bool, int, float)):
+            group[name] = type(x)(value)
+
+
+def _is_count(x):
+    return isinstance(x, (bool, int)) or (
+        isinstance(x, (float, torch.Tensor))
+        and (not isinstance(x, torch.Tensor) or x.dim() == 0)
+        and float(x).is_integer()
+    )
+
+
+def state_fields(optimizer):
+    known = _FIELDS.get(type_of(optimizer))
+    if known is not None:
+        return [(x, False) for x in known[0]] + [(x, True) for x in known[1]]
+    fields = {}
+    for state in optimizer.state.values():
+        for name, x in state.items():
+            if x is not None:
+                is_tensor = isinstance(x, torch.Tensor) and x.dim() > 0
+                fields.setdefault(name, not is_tensor)
+    return list(fields.items())
+
+
+def state_of(optimizer, parameter):
+    result = []
+    for name, x in optimizer.state.get(parameter, {}).items():
+        if x is None:
+            continue
+        if (
+            isinstance(x, torch.Tensor)
+            and x.shape == parameter.shape
+            and not (x.dim() == 0 and name == "step")
+        ):
+            result.append((name, x))
+        elif _is_count(x):
+            result.append((name, torch.tensor(int(x), dtype=torch.int64)))
+        else:
+            raise Error(
+                f"the state '{name}' of {type_of(optimizer)} is neither a tensor "
+                "of the parameter's shape nor a count, so a checkpoint cannot "
+                "hold it; save the model alone (optimizer=None)"
+            )
+    return result
+
+
+def set_state(optimizer, parameter, fields):
+    if not fields:
+        optimizer.state.pop(parameter, None)
+        return
+    state = {}
+    for name, x in fields.items():
+        if x.dtype == torch.int64 and x.dim() == 0:
+            state[name] = torch.tensor(float(x), dtype=torch.float32)
+        else:
+            state[name] = x.to(parameter.device)
+    optimizer.state[parameter] = state
+
+
+def forget_others(optimizer):
+    """The groups have other tensors now: those that this rank updates."""
+    mine = {p for group in optimizer.param_groups for p in group["params"]}
+    if isinstance(optimizer, torch.optim.Adagrad):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                _begin_adagrad(optimizer, group, p)
+    for p in [p for p in optimizer.state if p not in mine]:
+        del optimizer.state[p]
+
+
+def _begin_adagrad(optimizer, group, p):
+    """Its constructor makes the sums, for parameters as they were then."""
+    state = optimizer.state[p]
+    known = state.get("sum")
+    if (
+        known is not None
+        and known.shape == p.shape
+        and known.device == p.device
+    ):
+        return
+    first = group["initial_accumulator_value"]
+    state["step"] = torch.tensor(0.0)
+    state["sum"] = torch.full_like(
+        p, first, memory_format=torch.preserve_format
+    )
+
+
+# -- what a program uses ---------------------------------------------------------
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Lets an optimizer of ``torch.optim``, or any like them, update the
+    parameters that this rank owns.
+
+    Make the optimizer as usual, from ``model.parameters()`` of the
+    ``DistributedModel``, before the first step. Learning-rate schedulers take
+    this object. With ``static_loss_scale`` or ``dynamic_loss_scale``,
+    ``model.backward`` scales the loss and ``step`` divides the gradients.
+    """
+
+    def __init__(
+        self,
+        optimizer,
+        static_loss_scale=None,
+        dynamic_loss_scale=False,
+        ema_decay=None,
+    ):
+        if isinstance(optimizer, DistributedOptimizer):
+            raise Error("the optimizer is a DistributedOptimizer already")
+        model = _state.model_of_session("smp.DistributedOptimizer")
+        self._inner = optimizer
+        _check_parameters(optimizer, model)
+        self._core = _core.Optimizer(
+            optimizer,
+            _this_module(),
+            static_loss_scale=static_loss_scale,
+            dynamic_loss_scale=dynamic_loss_scale,
+            ema_decay=ema_decay,
+        )
+        _state.optimizers.append(weakref.ref(self))
+
+    @property
+    def param_groups(self):
+        if self._core is not None:
+            self._core.update_groups()
+        return self._inner.param_groups
+
+    @property
+    def state(self):
+        return self._inner.state
+
+    @property
+    def defaults(self):
+        return self._inner.defaults
+
+    @property
+    def loss_scale(self):
+        """By which the next ``backward`` multiplies its loss."""
+        return self._core.loss_scale
+
+    def step(self, closure=None):
+        """Updates what this rank owns. False: gradients were not finite, and
+        the dynamic loss scale is smaller now; no rank updated anything."""
+        if closure is not None:
+            raise Error(
+                "DistributedOptimizer.step takes no closure: run the step, then "
+                "call step()"
+            )
+        updated = self._core.step()
+        if _state.optimizers[0]() is self:
+            _state.updates += 1
+        return updated
+
+    def zero_grad(self, set_to_none=True):
+        self._core.zero_grad()
+
+    def swap_averages(self):
+        """Swaps parameters and the averages of ``ema_decay``."""
+        self._core.swap_averages()
+
+    def state_dict(self):
+        """The state of the whole model's parameters, by name and field, the
+        same on all ranks. Collective."""
+        return self._core.state_dict()
+
+    def local_state_dict(self):
+        """What this rank has of it."""
+        return self._core.local_state_dict()
+
+    def load_state_dict(self, state_dict):
+        """Takes what belongs to this rank out of a ``state_dict``."""
+        self._core.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group):
+        raise Error(
+            "a group cannot be added to a DistributedOptimizer: give it to the "
+            "optimizer before"
+        )
+
+    def __repr__(self):
+        return f"DistributedOptimizer({self._inner!r})"
+
+    def __getstate__(self):
+        raise Error(
+            "a DistributedOptimizer cannot be pickled or copied; "
+            "smp.save_checkpoint saves it, state_dict() returns its state"
+        )
+
+
+def _this_module():
+    import sys
+
+    return sys.modules[__name__]
+
+
+def _check_parameters(optimizer, model):
+    known = {id(p) for p in model.module.parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if id(p) not in known:
+                raise Error(
+                    "the optimizer has a tensor of shape "
+                    f"{list(p.shape)} that is not a parameter of the "
+                    "DistributedModel: make the optimizer from its "
+                    "model.parameters(), after smp.DistributedModel(...)"
+                )
+
+
+def clip_grad_norm_(model, max_norm):
+    """Scales all gradients so that their norm over all ranks is at most
+    ``max_norm``; returns the norm before. Collective."""
+    return torch.tensor(model._core.clip_grad_norm_(float(max_norm)))

@@ -1,0 +1,125 @@
+"""The session of this process: its begin, its end, and how it fails."""
+
+import atexit
+import json
+import os
+import sys
+import traceback
+
+from . import _autograd, _core, _state
+from ._errors import Error
+
+# Options of a session that a configuration file does not have.
+_OF_PROGRAMS = ("average_grads_across_microbatches",)
+_TABLES = (
+    "tensor_parallel",
+    "activation_checkpointing",
+    "transport",
+    "monitor",
+)
+
+
+def _text(x):
+    """A value as TOML."""
+    if isinstance(x, bool):
+        return "true" if x else "false"
+    if isinstance(x, str):
+        return json.dumps(x)
+    if isinstance(x, (list, tuple)):
+        return "[" + ", ".join(_text(y) for y in x) + "]"
+    if isinstance(x, dict):
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(k)} = {_text(y)}" for k, y in x.items())
+            + "}"
+        )
+    return repr(x)
+
+
+def _settings(options):
+    for name, x in options.items():
+        if x is None:
+            continue
+        if isinstance(x, dict) and name in _TABLES:
+            for key, y in x.items():
+                yield f"{name}.{key}={_text(y)}"
+        else:
+            yield f"{name if '.' in name else 'smp.' + name}={_text(x)}"
+
+
+def init(config=None, **options):
+    """Joins the other ranks. Options are the keys of docs/config.md, those of
+    ``[smp]`` by their names alone: ``smp.init(pipeline_parallel_degree=2,
+    microbatches=8)``. ``config`` is a dict of them, or the path of a TOML file;
+    without it, the file that SMP_CONFIG names, if it does. Options win."""
+    text, name = "", "smp.init"
+    if config is None:
+        config = os.environ.get("SMP_CONFIG")
+    if isinstance(config, (str, os.PathLike)):
+        name = os.fspath(config)
+        try:
+            with open(name, encoding="utf-8") as file:
+                text = file.read()
+        except OSError as e:
+            raise Error(f"smp.init: {name}: {e.strerror}") from None
+        config = {}
+    options = {**(config or {}), **options}
+    own = {k: bool(options.pop(k)) for k in _OF_PROGRAMS if k in options}
+    _state.manual_partition = _core.begin(
+        text, name, list(_settings(options)), own
+    )
+    _state.model = None
+    _state.optimizers.clear()
+    _state.updates = 0
+    _state.options = options
+    end_on_uncaught_exceptions()
+    _autograd.install()
+
+
+def end_on_uncaught_exceptions():
+    sys.excepthook = _end_after_exception
+
+
+def is_initialized():
+    return _core.running()
+
+
+def shutdown():
+    """Ends the session, after all ranks have got here. The end of a program
+    does it too."""
+    if not _core.running():
+        return
+    model = _state.model() if _state.model is not None else None
+    for x in _state.optimizers:
+        if x() is not None:
+            x()._core = None
+    if model is not None:
+        model._end()
+    _autograd.remove()
+    _core.end()
+
+
+def _end_after_exception(kind, value, trace):
+    """An exception that nobody caught: the other ranks must not wait for this
+    one."""
+    sys.stdout.flush()
+    traceback.print_exception(kind, value, trace)
+    sys.stderr.flush()
+    if kind is KeyboardInterrupt:
+        os._exit(130)
+    _core.end_after_exception(getattr(value, "code", "user_code"))
+
+
+def run_dir():
+    """The directory for the files of this run; empty if it has none."""
+    return _core.run_dir()
+
+
+def last_step():
+    """Statistics of the last step on this rank."""
+    return _core.last_step()
+
+
+atexit.register(shutdown)
+if _core.started_by() is not None:  # one of several ranks
+    end_on_uncaught_exceptions()

@@ -1,0 +1,16 @@
+"""What belongs to the session of this process."""
+
+from ._errors import Error
+
+model = None  # weak reference to the DistributedModel
+optimizers = []  # weak references
+updates = 0  # of the model so far, as its first optimizer counts
+options = {}  # of smp.init
+manual_partition = {}  # pp_ranks by module
+
+
+def model_of_session(what):
+    found = model() if model is not None else None
+    if found is None:
+        raise Error(f"{what} needs an smp.DistributedModel before it")
+    return found

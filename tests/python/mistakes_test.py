@@ -1,0 +1,208 @@
+# ctest: seconds=20 label=multiprocess
+"""What goes wrong in modules and steps, and what is refused."""
+
+import copy
+import io
+
+import torch
+import torch.nn as nn
+
+import smp
+from harness import (
+    HALVES,
+    Block,
+    Net,
+    case,
+    compare,
+    expect,
+    loss_of,
+    ranks,
+    run,
+    samples,
+)
+
+
+@case
+def an_exception_in_a_module_of_another_rank():
+    class Fails(Block):
+        boom = False
+
+        def forward(self, x):
+            if self.boom:
+                raise KeyError("no such thing")
+            return super().forward(x)
+
+    net = Net(Fails)
+    net.h[3].boom = True
+    for path, rank in HALVES.items():
+        smp.set_partition(net.get_submodule(path), rank)
+    model = smp.DistributedModel(net)
+
+    @smp.step
+    def train_step(model, batch):
+        loss = loss_of(model, batch)
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        e = expect(smp.Error, "KeyError", lambda: train_step(model, samples(0)))
+        assert e.module == "h.3" and e.rank == 1, (e.module, e.rank, e)
+        assert "in forward" in str(e) and "raise KeyError" in str(e), e
+        assert isinstance(e.__cause__, KeyError) == (
+            smp.rank() == 1
+        ), e.__cause__
+    net.h[3].boom = False
+    loss = train_step(model, samples(0)).reduce_mean().item()
+    assert loss > 0
+
+
+@case
+def an_exception_in_the_body():
+    model = smp.DistributedModel(Net())
+
+    @smp.step
+    def train_step(model, batch):
+        loss_of(model, batch)
+        raise ValueError("in the body")
+
+    for _ in range(2):
+        e = expect(
+            smp.Error, "in the body", lambda: train_step(model, samples(0))
+        )
+        assert isinstance(e.__cause__, ValueError) == (smp.rank() == 0), e
+
+
+@case
+def an_error_that_a_module_catches():
+    class Careful(Net):
+        def forward(self, x):
+            for block in self.h:
+                x = block(x)
+            try:
+                self.head(x[:, :3])
+            except RuntimeError as e:
+                assert "shapes" in str(e), e
+            return self.head(x)
+
+    # A caught failure of a remote call still ends the step: it is not lost.
+    net = Careful()
+    smp.set_partition(net.h, 0)
+    smp.set_partition(net.head, 0)
+    compare(net, samples, loss_of)
+
+
+@case
+def what_cannot_be_sent_is_named():
+    class Odd:
+        pass
+
+    class Takes(Block):
+        def forward(self, x, odd):
+            return super().forward(x)
+
+    class Passes(Net):
+        def forward(self, x):
+            for block in self.h:
+                x = block(x, Odd())
+            return self.head(x)
+
+    net = Passes(Takes)
+    for path, rank in HALVES.items():
+        smp.set_partition(net.get_submodule(path), rank)
+    model = smp.DistributedModel(net)
+
+    @smp.step
+    def train_step(model, batch):
+        loss = loss_of(model, batch)
+        model.backward(loss)
+        return loss
+
+    e = expect(
+        smp.Error, "register_pytree_node", lambda: train_step(model, samples(0))
+    )
+    assert "h.2" in str(e) and "argument 1" in str(e) and "Odd" in str(e), e
+
+
+@case
+def a_model_cannot_be_pickled_whole():
+    model = smp.DistributedModel(Net())
+    expect(
+        smp.Error, "save_checkpoint", lambda: torch.save(model, io.BytesIO())
+    )
+    inner = copy.deepcopy(model.module)  # before the partition it can
+    assert inner(torch.zeros(2, 32)).shape == (2, 5)
+
+
+@case
+def mistakes_have_a_way_out():
+    model = smp.DistributedModel(Net())
+
+    @smp.step
+    def calls_backward(model, batch):
+        loss_of(model, batch).backward()
+
+    expect(
+        smp.Error,
+        "model.backward(loss)",
+        lambda: calls_backward(model, samples(0)),
+    )
+    clip = torch.nn.utils.clip_grad_norm_
+    expect(
+        smp.Error, "smp.clip_grad_norm_", lambda: clip(model.parameters(), 1.0)
+    )
+    expect(
+        smp.Error, "one DistributedModel", lambda: smp.DistributedModel(Net())
+    )
+    expect(smp.Error, "was called before", lambda: smp.init())
+    del model
+    expect(
+        smp.Error,
+        "DistributedDataParallel",
+        lambda: smp.DistributedModel(_wrapped(Net())),
+    )
+    expect(
+        smp.Error,
+        "DistributedModel before it",
+        lambda: smp.save_checkpoint("x"),
+    )
+
+
+def _wrapped(net):
+    """As torch's class would look."""
+    kind = type("DistributedDataParallel", (nn.Module,), {})
+    result = kind()
+    result.module = net
+    return result
+
+
+@case
+def arguments_of_a_step():
+    @smp.step(
+        non_split_inputs=["mask"], input_split_axes={"rows": 1}, microbatches=2
+    )
+    def look(x, mask, *more, rows=None, **named):
+        assert (
+            x.shape == (8, 32) and mask.shape == (3,) and rows.shape == (5, 2)
+        )
+        assert more[0].shape == (1,) and named["z"].shape == (2, 1)
+        return x.sum()
+
+    out = look(
+        torch.ones(16, 32),
+        torch.ones(3),
+        torch.ones(2),
+        rows=torch.ones(5, 4),
+        z=torch.ones(4, 1),
+    )
+    assert out.reduce_sum().item() == 512
+
+    def takes_no_x():
+        @smp.step(non_split_inputs=["x"])
+        def no_such(y):
+            return y
+
+    expect(smp.Error, "non_split_inputs names 'x'", takes_no_x)
+
+
+if __name__ == "__main__":
+    run(ranks(2), ranks(2, static_mode=True, fast_mode=True))

@@ -1,0 +1,20 @@
+# ctest: seconds=150 label=proof
+"""The models of models_test.py in other modes, and on more ranks."""
+
+import models_test  # noqa: F401 -- its cases
+from harness import ranks, run
+
+if __name__ == "__main__":
+    run(
+        ranks(2, static_mode=True, fast_mode=True, steps=8),
+        ranks(2, deterministic_server=True),
+        ranks(2, fast_mode=False, pipeline="1f1b"),
+        ranks(4, pipeline_parallel_degree=4),
+        ranks(4, ddp=True),
+        ranks(
+            4,
+            ddp=True,
+            tensor_parallel_degree=2,
+            **{"tensor_parallel.modules": "['*']"},
+        ),
+    )

@@ -1,0 +1,307 @@
+# ctest: seconds=60 label=multiprocess
+"""Optimizers, half precision, replicas, shared modules and checkpoints."""
+
+import os
+import shutil
+import tempfile
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import smp
+from harness import (
+    Net,
+    case,
+    compare,
+    expect,
+    largest_difference,
+    loss_of,
+    own_part,
+    ranks,
+    run,
+    samples,
+    train_alone,
+)
+
+# What tensor-parallel ranks are tried with.
+SHARED = "modules_that_ranks_share", "checkpoints", "clipping"
+
+
+def adamw(ps):
+    return torch.optim.AdamW(ps, lr=0.01)
+
+
+@case
+def optimizers_of_torch():
+    of = torch.optim
+    for make in (
+        lambda ps: of.SGD(ps, lr=0.05, momentum=0.9, nesterov=True),
+        adamw,
+        lambda ps: of.Adam(ps, lr=0.01, amsgrad=True),
+        lambda ps: of.Adagrad(ps, lr=0.05, initial_accumulator_value=0.1),
+        lambda ps: of.RMSprop(ps, lr=0.01, momentum=0.5, centered=True),
+        lambda ps: of.NAdam(ps, lr=0.01),
+    ):
+        compare(Net(), samples, loss_of, make=make, steps=4, within=1e-5)
+
+
+@case
+def groups_and_schedules():
+    def make(ps):
+        ps = list(ps)
+        return torch.optim.AdamW(
+            [
+                {"params": ps[:5], "lr": 0.02},
+                {"params": ps[5:], "weight_decay": 0.1},
+            ],
+            lr=0.01,
+        )
+
+    compare(Net(), samples, loss_of, make=make)
+    model = smp.DistributedModel(Net())
+    optimizer = smp.DistributedOptimizer(adamw(model.parameters()))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] < 0.01
+
+
+@case
+def clipping():
+    net = Net()
+    model = smp.DistributedModel(net)
+    alone = Net()
+    make_step(model)(own_part(samples(0)))
+    norm = smp.clip_grad_norm_(model, 0.01).item()
+    train_alone(
+        alone,
+        samples,
+        loss_of,
+        torch.optim.SGD(alone.parameters(), lr=0.0),
+        1,
+        4 * smp.data_size(),
+    )
+    expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.01).item()
+    assert abs(norm - expected) < 1e-5, (norm, expected)
+    for name, p in alone.named_parameters():
+        gradient = model.gradients()[name]
+        assert torch.allclose(gradient, p.grad, atol=1e-7), name
+
+
+def make_step(model):
+    @smp.step
+    def train_step(batch):
+        loss = loss_of(model, batch)
+        model.backward(loss)
+        return loss
+
+    return train_step
+
+
+@case
+def a_loss_scale_that_finds_itself():
+    net = Net()
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(
+        adamw(model.parameters()), dynamic_loss_scale=True
+    )
+    step = make_step(model)
+    assert optimizer.loss_scale == 65536
+    step(own_part(samples(0)))
+    assert optimizer.step() is True
+    optimizer.zero_grad()
+    bad = own_part(samples(1))
+    bad["x"] = torch.full_like(bad["x"], float("inf"))
+    step(bad)
+    assert optimizer.step() is False
+    assert optimizer.loss_scale == 32768
+
+
+@case
+def an_optimizer_of_another_model_is_refused():
+    other = Net()
+    model = smp.DistributedModel(Net())
+    expect(
+        smp.Error,
+        "not a parameter of the DistributedModel",
+        lambda: smp.DistributedOptimizer(adamw(other.parameters())),
+    )
+    optimizer = smp.DistributedOptimizer(adamw(model.parameters()))
+    expect(
+        smp.Error, "before", lambda: optimizer.add_param_group({"params": []})
+    )
+
+
+@case
+def values_between_ranks():
+    me = smp.rank()
+    assert (
+        smp.allgather({"rank": me, "t": torch.tensor([me])})[1]["t"].item() == 1
+    )
+    assert smp.broadcast((me, "x"), smp.CommGroup.WORLD, 1) == (1, "x")
+    if me == 0:
+        smp.send([1, torch.ones(3)], 1, smp.RankType.WORLD_RANK)
+    elif me == 1:
+        x = smp.recv_from(0)
+        assert x[0] == 1 and torch.equal(x[1], torch.ones(3))
+    assert smp.get_group("world") == list(range(smp.size()))
+
+
+def with_folder(f):
+    path = tempfile.mkdtemp() if smp.rank() == 0 else None
+    path = smp.broadcast(path)
+    try:
+        return f(path)
+    finally:
+        smp.barrier()
+        if smp.rank() == 0:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def checkpoint_with(make, within=2e-6):
+    def run(path):
+        alone = Net()
+        other = make(alone.parameters())
+        model = smp.DistributedModel(Net())
+        optimizer = smp.DistributedOptimizer(make(model.parameters()))
+        step = make_step(model)
+        for i in range(2):
+            optimizer.zero_grad()
+            step(own_part(samples(i)))
+            optimizer.step()
+        folder = smp.save_checkpoint(
+            path,
+            model=model,
+            optimizer=optimizer,
+            user_content={"epoch": [1, 2.5]},
+        )
+        assert folder.endswith("-2") or folder.endswith("2"), folder
+        whole = os.path.join(path, "whole.safetensors")
+        smp.save_checkpoint(whole, partial=False, model=model)
+        if smp.rank() == 0:
+            assert os.path.getsize(whole) > 0
+        del model, optimizer, step
+        torch.manual_seed(5)
+        model = smp.DistributedModel(Net())
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        optimizer = smp.DistributedOptimizer(make(model.parameters()))
+        found = smp.resume_from_checkpoint(path, model, optimizer)
+        assert found["epoch"] == [1, 2.5] and found["step"] == 2, found
+        step = make_step(model)
+        optimizer.zero_grad()
+        step(own_part(samples(2)))
+        optimizer.step()
+        parts = 4 * smp.data_size()
+        train_alone(alone, samples, loss_of, other, 3, parts)
+        moved = largest_difference(model.state_dict(), alone)
+        assert moved <= 20 * within, moved
+        assert (
+            smp.resume_from_checkpoint(tempfile.gettempdir() + "/none-here")
+            is None
+        )
+
+    with_folder(run)
+
+
+@case
+def checkpoints():
+    checkpoint_with(adamw)
+    checkpoint_with(lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9))
+    checkpoint_with(lambda ps: torch.optim.Adagrad(ps, lr=0.05))
+
+
+@case
+def the_state_of_an_optimizer():
+    model = smp.DistributedModel(Net())
+    optimizer = smp.DistributedOptimizer(adamw(model.parameters()))
+    make_step(model)(own_part(samples(0)))
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert state["h.0.a.weight/exp_avg"].shape == (32, 32)
+    assert state["head.bias/step"].item() == 1
+    optimizer.load_state_dict({k: x * 0 + 3 for k, x in state.items()})
+    again = optimizer.state_dict()
+    assert again["h.0.a.weight/exp_avg"].eq(3).all()
+    assert again["head.bias/step"].item() == 3
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(16, 32, padding_idx=0)
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+        self.norm = nn.LayerNorm(32, eps=0.5)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, i, x):
+        x = x + self.table(i)
+        return self.head(self.norm(x + self.down(F.gelu(self.up(x)))))
+
+
+@case
+def modules_that_ranks_share():
+    if smp.tp_size() == 1:
+        return
+
+    def batch(i):
+        g = torch.Generator().manual_seed(i)
+        return {
+            "i": torch.randint(0, 16, (16,), generator=g),
+            "x": torch.randn(16, 32, generator=g),
+            "y": torch.randint(0, 5, (16,), generator=g),
+        }
+
+    def mark(model):
+        smp.set_tensor_parallelism(model.module)
+
+    compare(
+        Shared(),
+        batch,
+        lambda m, b: F.cross_entropy(m(b["i"], b["x"]), b["y"]),
+        prepare=mark,
+        within=1e-5,
+    )
+
+
+@case
+def weights_in_half_precision():
+    options = smp._state.options
+    half = (
+        torch.bfloat16
+        if options.get("bf16_params")
+        else torch.float16 if options.get("fp16_params") else None
+    )
+    if half is None:
+        return
+    net = Net()
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(adamw(model.parameters()))
+    step = make_step(model)
+    first = None
+    for i in range(20):
+        optimizer.zero_grad()
+        loss = step({"x": samples(0)["x"].to(half), "y": samples(0)["y"]})
+        loss = loss.reduce_mean().item()
+        first = first or loss
+        optimizer.step()
+    assert loss < 0.7 * first, (first, loss)
+    assert all(p.dtype == half for p in model.local_parameters())
+    masters = optimizer.param_groups[0]["params"]
+    assert all(p.dtype == torch.float32 for p in masters)
+
+
+if __name__ == "__main__":
+    alone = {"ddp": True, "pipeline_parallel_degree": 1}
+    run(
+        ranks(2),
+        ranks(2, **alone, shard_optimizer_state=True),
+        ranks(4, ddp=True, shard_optimizer_state=True, shard_gradients=True),
+        ranks(4, *SHARED, ddp=True, tensor_parallel_degree=2),
+        ranks(2, "weights_in_half_precision", bf16_params=True),
+        ranks(2, "weights_in_half_precision", fp16_params=True),
+    )

@@ -1,0 +1,454 @@
+# ctest: seconds=40 label=multiprocess
+"""What Python modules do, on two ranks and in one process."""
+
+import dataclasses
+import enum
+from collections import OrderedDict, namedtuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import harness
+import smp
+from harness import (
+    HALVES,
+    TURNS,
+    Block,
+    Net,
+    case,
+    compare,
+    expect,
+    loss_of,
+    own,
+    ranks,
+    run,
+    samples,
+)
+
+
+@case
+def a_plain_net():
+    model = compare(Net(), samples, loss_of)
+    assert model.partitioned
+
+
+@case
+def a_net_whose_blocks_alternate_between_ranks():
+    model = compare(Net(), samples, loss_of, pins=TURNS, steps=6)
+    assert own(model, "h.1") == (smp.pp_rank() == 1)
+
+
+@case
+def a_parameter_used_outside_of_its_module():
+    class Uses(Net):
+        def forward(self, x):
+            for block in self.h:
+                x = block(x)
+            y = F.linear(x, self.head.weight, self.head.bias)
+            return y + self.h[3].a.weight.sum()
+
+    compare(Uses(), samples, loss_of, pins={**HALVES, "h.3": 1, "h.2": 0})
+
+
+@case
+def tied_weights():
+    class Tied(Net):
+        def __init__(self):
+            super().__init__()
+            self.h[3].a.weight = self.h[0].a.weight
+
+    model = compare(Tied(), samples, loss_of)
+    state = model.state_dict()
+    assert torch.equal(state["h.3.a.weight"], state["h.0.a.weight"])
+
+
+@case
+def a_block_used_twice():
+    class Twice(Net):
+        def forward(self, x):
+            for block in [*self.h, self.h[1]]:
+                x = block(x)
+            return self.head(x)
+
+    compare(Twice(), samples, loss_of, pins=TURNS)
+
+
+@case
+def branches_and_sequentials():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.left = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), Block())
+            self.right = nn.Sequential(Block(), nn.LayerNorm(32))
+            self.out = nn.ModuleDict({"head": nn.Linear(64, 5)})
+
+        def forward(self, x):
+            return self.out["head"](
+                torch.cat([self.left(x), self.right(x)], -1)
+            )
+
+    compare(
+        Branches(), samples, loss_of, pins={"left": 0, "right": 1, "out": 1}
+    )
+
+
+@case
+def checkpointing_by_torch():
+    class Kept(Net):
+        reentrant = False
+
+        def forward(self, x):
+            if self.reentrant:
+                x = x.requires_grad_()
+            for block in self.h:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+            return self.head(x)
+
+    compare(Kept(), samples, loss_of)
+
+    class Reentrant(Kept):
+        reentrant = True
+
+    compare(Reentrant(), samples, loss_of)
+
+
+@case
+def checkpointing_by_smp():
+    def mark(model):
+        for block in model.module.h:
+            smp.set_activation_checkpointing(block)
+
+    compare(Net(), samples, loss_of, prepare=mark)
+
+
+@case
+def autocast():
+    def loss_in_half(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss_of(model, batch)
+
+    compare(Net(), samples, loss_in_half)
+
+
+@case
+def a_function_with_a_backward_of_its_own():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return 2 * x * g
+
+    class Squares(Block):
+        def forward(self, x):
+            return x + 0.1 * Square.apply(self.b(F.gelu(self.a(x))))
+
+    compare(Net(Squares), samples, loss_of)
+
+
+@case
+def batch_norm():
+    class Normed(Block):
+        def __init__(self):
+            super().__init__()
+            self.n = nn.BatchNorm1d(32)
+
+        def forward(self, x):
+            return x + self.n(self.a(x))
+
+    compare(Net(Normed), samples, loss_of)
+
+
+@case
+def a_buffer_that_code_replaces():
+    class Means(Block):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(32))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return super().forward(x - self.mean)
+
+    compare(Net(Means), samples, loss_of)
+
+
+class Counts(Block):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 + 0.1 * (self.calls % 5))
+
+
+@case
+def an_attribute_that_code_counts_up():
+    model = compare(Net(Counts), samples, loss_of)
+    assert (
+        "sets its attribute 'calls'" in model.order_text()
+    ), model.order_text()
+    for i, block in enumerate(model.module.h):
+        if own(model, f"h.{i}"):
+            steps = harness.steps_wanted or 3
+            assert block.calls == 4 * steps, block.calls
+
+
+@case
+def a_list_that_code_fills():
+    class Logs(Block):
+        def __init__(self):
+            super().__init__()
+            self.log = []
+
+        def forward(self, x):
+            self.log.append(float(len(self.log)))
+            return super().forward(x) * (1 + 0.1 * (sum(self.log) % 5))
+
+    compare(Net(Logs), samples, loss_of)
+
+
+@case
+def an_attribute_that_changes_later():
+    # The trace sees one microbatch: this begins with the fourth call.
+    class Late(Block):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+            self.factor = 1.0
+
+        def forward(self, x):
+            self.seen += 1
+            if self.seen > 6:
+                self.factor = 1.0 + 0.1 * (self.seen.item() % 3)
+            return super().forward(x) * self.factor
+
+    def train():
+        return compare(Net(Late), samples, loss_of, pins=HALVES, steps=4)
+
+    if smp._state.options.get("fast_mode"):  # steps are not run again
+        expect(smp.Error, "sets its attribute 'factor'", train)
+        return
+    model = train()
+    assert "factor" in model.order_text(), model.order_text()
+
+
+@case
+def an_attribute_set_before_anything_is_traced():
+    def later(model):
+        with torch.no_grad():
+            model.partition()
+
+    def train():
+        return compare(Net(Counts), samples, loss_of, prepare=later)
+
+    if smp._state.options.get("fast_mode"):
+        expect(smp.Error, "smp.set_stateful(module, why)", train)
+        declare = lambda model: [
+            smp.set_stateful(block, "counts its calls")
+            for block in model.module.h
+        ]
+        compare(Net(Counts), samples, loss_of, prepare=declare)
+        return
+    model = train()
+    assert "calls" in model.order_text(), model.order_text()
+
+
+@case
+def arguments_that_are_changed():
+    class Changes(Block):
+        def forward(self, x, log):
+            x.mul_(0.5)
+            log.append(x.sum().item())
+            return super().forward(x)
+
+    class Logged(Net):
+        def forward(self, x):
+            x = x.clone()
+            log = []
+            for block in self.h:
+                x = x + block(x, log)
+            assert len(log) == 4, log
+            return self.head(x)
+
+    compare(Logged(Changes), samples, loss_of)
+
+
+@case
+def hooks():
+    net = Net()
+    for block in net.h:
+        block.register_forward_hook(lambda m, a, out: out * 1.5)
+        block.a.register_full_backward_hook(
+            lambda m, gi, go: None if gi[0] is None else (gi[0] * 0.5,)
+        )
+    compare(net, samples, loss_of)
+
+
+Pair = namedtuple("Pair", "x scale")
+
+
+class Kind(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+@dataclasses.dataclass
+class State:
+    pair: Pair
+    kind: Kind = Kind.ONE
+    counts: list = dataclasses.field(default_factory=list)
+
+
+@case
+def all_kinds_of_arguments():
+    flags = {"a": (1, None, "s", 2.5, True), 3: [b"\x00\xff", {1, 2}, 1j]}
+
+    class Takes(Block):
+        def forward(self, state, *, flags=None, dtype=None, **more):
+            assert dtype is torch.float32 and flags == self.flags, (
+                dtype,
+                flags,
+            )
+            assert more == {"size": torch.Size([2, 3]), "part": slice(1, 2)}
+            assert state.kind is Kind.TWO
+            y = Block.forward(self, state.pair.x) * state.pair.scale
+            return State(
+                Pair(y, state.pair.scale),
+                state.kind,
+                [*state.counts, OrderedDict(a=1)],
+            )
+
+    class Passes(Net):
+        def forward(self, x):
+            state = State(Pair(x, 0.9), Kind.TWO)
+            for block in self.h:
+                block.flags = flags
+                state = block(
+                    state,
+                    flags=flags,
+                    dtype=torch.float32,
+                    size=torch.Size([2, 3]),
+                    part=slice(1, 2),
+                )
+            assert len(state.counts) == 4 and state.counts[0]["a"] == 1
+            return self.head(state.pair.x)
+
+    net = Passes(Takes)
+    for block in net.h:
+        block.flags = flags
+    compare(net, samples, loss_of, pins=TURNS)
+
+
+@case
+def sizes_of_a_result_that_is_elsewhere():
+    class Views(Block):
+        def forward(self, x):
+            n, d = x.shape
+            return super().forward(x).view(n, d)
+
+    class Looks(Net):
+        def forward(self, x):
+            for block in self.h:
+                x = block(x)
+                n, d = x.shape
+                x = x.reshape(n, d) * float(d > 0)
+                assert x.dim() == 2 and x.numel() == n * d and x.is_contiguous()
+            return self.head(x)
+
+    compare(Looks(Views), samples, loss_of, pins=TURNS, steps=6)
+
+
+@case
+def a_value_that_python_reads():
+    class Reads(Net):
+        def forward(self, x):
+            for block in self.h:
+                x = block(x)
+                if x.sum().item() > 0:
+                    x = x * 0.5
+            return self.head(x)
+
+    compare(Reads(), samples, loss_of, pins=TURNS)
+
+
+@case
+def modules_that_are_compiled():
+    net = Net()
+    for block in net.h:
+        block.compile(backend="aot_eager")
+    compare(net, samples, loss_of)
+
+
+@case
+def parameters_made_on_their_owners_alone():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.h = nn.ModuleList([nn.Linear(64, 64) for _ in range(4)])
+            self.first = nn.Linear(32, 64)
+            self.head = nn.Linear(64, 5)
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.h:
+                x = x + F.gelu(layer(x))
+            return self.head(x)
+
+    alone = Wide()
+    after = torch.get_rng_state()
+    with smp.delay_param_initialization():
+        net = Wide()
+    assert torch.equal(torch.get_rng_state(), after)
+    compare(net, samples, loss_of, alone=alone)
+
+
+@case
+def a_gradient_within_a_step():
+    def penalised(model, batch):
+        x = batch["x"].clone().requires_grad_()
+        out = model(x)
+        (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return F.cross_entropy(out, batch["y"]) + 0.01 * g.pow(2).mean()
+
+    net = Net()
+    for path in TURNS:
+        smp.set_partition(net.get_submodule(path), 0)
+    compare(net, samples, penalised)
+
+
+@case
+def results_in_containers():
+    model = smp.DistributedModel(Net())
+
+    @smp.step
+    def evaluate(model, batch, names=("a",)):
+        with torch.no_grad():
+            out = model(batch["x"])
+        return {
+            "out": out,
+            "rows": out.shape[0],
+            "loss": F.cross_entropy(out, batch["y"]),
+        }
+
+    found = evaluate(model, samples(0))
+    assert found["rows"].outputs == [4, 4, 4, 4]
+    whole = found["out"].concat()
+    assert whole.shape == (16, 5)
+    with torch.no_grad():
+        loss = F.cross_entropy(whole, samples(0)["y"]).item()
+    assert abs(found["loss"].reduce_mean().item() - loss) < 1e-6
+    assert found["loss"].stack().shape == (4,)
+
+
+if __name__ == "__main__":
+    run(ranks(2), ranks(2, static_mode=True, fast_mode=True, steps=9))
