@@ -80,7 +80,8 @@ set(quick_headers "c10/" "ATen/core/(Tensor|MT19937RNGEngine)\\.h"
 
 # What smp.hpp and the like must not bring along, or it is installed, too.
 set(private_headers "runtime/calls/messages\\.hpp" "runtime/config/config_file\\.hpp"
-  "runtime/optimizer/(loss_scaler|master_weights|optimizer_shards|weight_average)\\.hpp"
+  "runtime/optimizer/(host_weights|loss_scaler|master_weights)\\.hpp"
+  "runtime/optimizer/(optimizer_shards|weight_average)\\.hpp"
   "transport/collectives/collectives\\.hpp")
 
 # -- the check -----------------------------------------------------------------

@@ -107,6 +107,9 @@ struct session_config {
   /// float32 weights of their own (R56); at most one of the two.
   bool bf16_params = false;
   bool fp16_params = false;
+  /// The state of optimizers is in host memory, where they update copies of the
+  /// parameters; on a rank without a device it is there anyway.
+  bool offload_optimizer = false;
   std::string placement_strategy = "cluster";
   /// Where modules compute: "cpu", "cuda", or a device that was registered
   /// (runtime/device/accelerator.hpp). "auto": "cuda" where it can be used,

@@ -224,6 +224,12 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.fp16_params),
    .meaning = "the same with float16",
    .elsewhere = {"fp16_enabled", "half"}},
+  {.name = "smp.offload_optimizer",
+   .slot = SMP_SLOT(smp.offload_optimizer),
+   .meaning = "the state of the optimizer is in host memory, and the update is "
+              "computed there; changes nothing for a rank on the CPU, where it "
+              "is so anyway (docs/devices.md)",
+   .elsewhere = {"cpu_offload", "offload_optimizer_device"}},
   {.name = "smp.offload_activations",
    .slot = SMP_SLOT(smp.offload_activations),
    .meaning = "what modules of `activation_checkpointing.modules` keep for "

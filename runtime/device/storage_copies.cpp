@@ -6,7 +6,10 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
+#include <future>
 #include <utility>
 
 namespace smp {
@@ -95,6 +98,31 @@ storage_copies::to_device(const c10::Storage& from, uint64_t bytes,
   range_of(to, gap, bytes).copy_(range_of(from, 0, bytes), true);
   return std::make_unique<lent_storage>(
     std::move(to), std::make_shared<device_point>(kind_, in_), compute_);
+}
+
+std::shared_ptr<device_point>
+storage_copies::overwrite(const c10::Storage& from, const c10::Storage& to,
+                          uint64_t offset, uint64_t bytes) const {
+  c10::Event left{compute_.device_type()};
+  left.record(compute_);
+  c10::StreamGuard on{in_.work};
+  if (!SMP_FAULT("early-overwrite"))
+    left.block(in_.work);
+  range_of(to, offset, bytes).copy_(range_of(from, 0, bytes), true);
+  auto done = std::make_shared<device_point>(kind_, in_);
+  if (!SMP_FAULT("unawaited-overwrite"))
+    done->block(compute_);
+  return done;
+}
+
+void storage_copies::await(device_point& x) const {
+  constexpr std::chrono::milliseconds between_looks{500};
+  auto reached = std::make_shared<std::promise<void>>();
+  auto there = reached->get_future();
+  x.then([reached] { reached->set_value(); });
+  c10::impl::VirtualGuardImpl device{compute_.device_type()};
+  while (there.wait_for(between_looks) != std::future_status::ready)
+    device.queryStream(out_.watch);
 }
 
 } // namespace smp

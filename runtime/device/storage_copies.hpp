@@ -35,7 +35,8 @@ private:
 
 /// Moves content between a device and host memory where it is not needed for a
 /// while, beside the kernels. It has lanes of its own: messages must not wait
-/// for what these copies wait for. Nothing here waits on the host. Thread-safe.
+/// for what these copies wait for. Nothing here waits on the host but `await`.
+/// Thread-safe.
 ///
 /// Content comes back to memory that is allocated for the kernels, so that they
 /// have left it when it is written: however far the host is ahead of the
@@ -74,6 +75,18 @@ public:
   std::unique_ptr<lent_storage> to_device(const c10::Storage& from,
                                           uint64_t bytes, uint64_t gap,
                                           const device_point* ready) const;
+
+  /// Copies the first `bytes` of pinned memory over a range of the device's:
+  /// after the kernels that were launched, before those that will be.
+  /// @returns when it is read
+  std::shared_ptr<device_point> overwrite(const c10::Storage& from,
+                                          const c10::Storage& to,
+                                          uint64_t offset,
+                                          uint64_t bytes) const;
+
+  /// The host waits for a point of one of these lanes.
+  /// @throws c10::AcceleratorError if the device has failed
+  void await(device_point& x) const;
 
 private:
   std::shared_ptr<accelerator> kind_;

@@ -137,6 +137,13 @@ auto with_kind(optim::Optimizer& x, F f) {
               "another optimizer remembers cannot be saved"};
 }
 
+/// Calls `f` with each field if it is such a state.
+template <class State, class F>
+void each_field_of(optim::OptimizerParamState& x, F f) {
+  if (auto* state = dynamic_cast<State*>(&x))
+    each_field(*state, f);
+}
+
 template <class T>
 inline constexpr bool is_tensor = std::is_same_v<T, at::Tensor>;
 
@@ -239,6 +246,26 @@ void set_state(optim::Optimizer& x, const at::Tensor& parameter,
     });
     x.state()[key] = std::move(made);
   });
+}
+
+void move_state(optim::Optimizer& x, const at::Tensor& from,
+                const at::Tensor& to) {
+  auto found = x.state().find(from.unsafeGetTensorImpl());
+  if (found == x.state().end())
+    return;
+  auto state = std::move(found->second);
+  x.state().erase(found);
+  auto move = [&](const char*, auto& value) {
+    if constexpr (is_tensor<std::remove_reference_t<decltype(value)>>)
+      if (value.defined())
+        value = value.to(to.device());
+  };
+  each_field_of<optim::SGDParamState>(*state, move);
+  each_field_of<optim::AdamParamState>(*state, move);
+  each_field_of<optim::AdamWParamState>(*state, move);
+  each_field_of<optim::AdagradParamState>(*state, move);
+  each_field_of<optim::RMSpropParamState>(*state, move);
+  x.state()[to.unsafeGetTensorImpl()] = std::move(state);
 }
 
 } // namespace smp

@@ -49,4 +49,10 @@ named_tensors state_of(torch::optim::Optimizer& x, const at::Tensor& parameter);
 void set_state(torch::optim::Optimizer& x, const at::Tensor& parameter,
                const named_tensors& state);
 
+/// Gives the state that `x` has for a parameter to another one in its place, on
+/// the device of that. What optimizers of unknown type remember stays where it
+/// is.
+void move_state(torch::optim::Optimizer& x, const at::Tensor& from,
+                const at::Tensor& to);
+
 } // namespace smp

@@ -3,10 +3,12 @@
 #include "runtime/base/fault.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/collectives/current_rank.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/optimizer/fused_update.hpp"
 #include "runtime/optimizer/gradient_norm.hpp"
 #include "runtime/optimizer/half_parameters.hpp"
+#include "runtime/optimizer/host_weights.hpp"
 #include "runtime/optimizer/loss_scaler.hpp"
 #include "runtime/optimizer/master_weights.hpp"
 #include "runtime/optimizer/optimizer_check.hpp"
@@ -165,9 +167,6 @@ bool has_gradient(torch::optim::Optimizer& x) {
 
 /// @returns whether all gradients are finite
 bool unscale(torch::optim::Optimizer& x, double scale) {
-  auto here = at::TensorOptions{at::kFloat}.device(current_rank().device());
-  auto wrong = at::zeros({1}, here);
-  auto inverse = at::full({1}, 1 / scale, here);
   std::vector<at::Tensor> floats;
   std::vector<at::Tensor> others;
   each_gradient(x, [&](at::Tensor& gradient) {
@@ -178,8 +177,12 @@ bool unscale(torch::optim::Optimizer& x, double scale) {
       others.push_back(gradient);
     }
   });
-  if (!floats.empty())
-    at::_amp_foreach_non_finite_check_and_unscale_(floats, wrong, inverse);
+  if (floats.empty())
+    return all_finite(others);
+  auto there = floats.front().options(); // they may be on the host
+  auto wrong = at::zeros({1}, there);
+  auto inverse = at::full({1}, 1 / scale, there);
+  at::_amp_foreach_non_finite_check_and_unscale_(floats, wrong, inverse);
   return all_finite(others) && wrong.item<float>() == 0;
 }
 
@@ -214,11 +217,16 @@ struct distributed_optimizer::parts {
   void partitioned();
   void look_at_gradients(const rank_runtime& rank);
   void update() const;
+  void follow_parameters();
+  void note_values();
   known_part known(known_part x) const;
 
   torch::optim::Optimizer& optimizer;
   bool fused;
+  // What the optimizer has in place of a parameter: its rows, of those a copy
+  // on the host, of that one in float32; each of them where there is need.
   optimizer_shards shards;
+  host_weights hosts;
   master_weights masters;
   std::optional<weight_average> averages;
   bool averaged = false; // parameters are averages
@@ -239,6 +247,8 @@ void distributed_optimizer::parts::partitioned() {
   if (auto* buckets = rank.state()->buckets();
       buckets && rank.config().shard_gradients)
     buckets->share(shards.all_owners());
+  if (rank.launches() != nullptr && rank.config().offload_optimizer)
+    hosts.replace(optimizer, rank.launches()->make_storage_copies());
   if (parameter_type(rank.config()))
     masters.replace(optimizer);
   unfold_sums(optimizer);
@@ -253,10 +263,22 @@ void distributed_optimizer::parts::update() const {
     optimizer.step();
 }
 
+void distributed_optimizer::parts::follow_parameters() {
+  hosts.follow_parameters();
+  masters.follow_parameters();
+}
+
+/// Marks the end of all parameter changes of an update.
+void distributed_optimizer::parts::note_values() {
+  masters.note_values();
+  hosts.note_values();
+}
+
 distributed_optimizer::known_part
 distributed_optimizer::parts::known(known_part x) const {
-  auto master = masters.master_of(x.values);
-  x.is_master = !master.is_same(x.values);
+  auto copy = hosts.host_of(x.values);
+  auto master = masters.master_of(copy);
+  x.is_master = !master.is_same(copy);
   x.values = master;
   if (averages)
     x.average = averages->of(master);
@@ -327,6 +349,7 @@ bool distributed_optimizer::step() {
   ++rank.counters().updates;
   parts_->shards.await_updates();
   parts_->shards.begin_update();
+  parts_->hosts.begin_update();
   parts_->look_at_gradients(rank);
   refuse_sparse_gradients(optimizer_, [&](const at::Tensor& x) {
     auto found = model->model().find(parameter_of(x));
@@ -342,17 +365,18 @@ bool distributed_optimizer::step() {
     at::AutoGradMode as_always{true};
     parts_->update();
   }
-  // Later backwards add scaled gradients to these.
-  if (scale != 1 && parts_->masters.empty())
+  // Later backwards add scaled gradients to these, unless they are copies.
+  if (scale != 1 && parts_->masters.empty() && parts_->hosts.empty())
     each_gradient(optimizer_, [&](at::Tensor& x) { x.mul_(scale); });
   parts_->masters.end_update(updates);
   if (updates && parts_->averages)
     parts_->averages->update();
+  parts_->hosts.end_update(updates);
   if (updates)
     parts_->shards.end_update();
   else
     parts_->shards.drop_parts();
-  parts_->masters.note_values();
+  parts_->note_values();
   if (scaler)
     scaler->update(finite);
   if (auto now = model->loss_scale().value(); now != scale)
@@ -367,7 +391,8 @@ void distributed_optimizer::swap_averages() {
   at::NoGradGuard no_grad;
   parts_->shards.await_updates();
   if (!parts_->averaged)
-    parts_->masters.follow_parameters();
+    parts_->follow_parameters();
+  parts_->hosts.await_sent();
   for (auto& x : parts_->averages->entries()) {
     if (!x.average.defined())
       continue;
@@ -381,8 +406,9 @@ void distributed_optimizer::swap_averages() {
     }
   }
   parts_->averaged = !parts_->averaged;
+  parts_->hosts.send_all();
   parts_->shards.end_update(); // sends to the other replicas
-  parts_->masters.note_values();
+  parts_->note_values();
 }
 
 bool distributed_optimizer::is_averaged() const noexcept {
@@ -410,13 +436,16 @@ distributed_optimizer::part_of(const at::Tensor& parameter,
 }
 
 at::Tensor distributed_optimizer::parameter_of(const at::Tensor& x) const {
-  auto y = parts_->masters.parameter_of(x);
+  auto y = parts_->hosts.parameter_of(parts_->masters.parameter_of(x));
   auto* part = parts_->shards.find(y);
   return part != nullptr ? part->parameter : y;
 }
 
 void distributed_optimizer::load_master(const known_part& x,
                                         const at::Tensor& value) {
+  // Else the copy of the parameter would be new in the next update.
+  parts_->hosts.follow_parameters();
+  parts_->hosts.note_values();
   parts_->masters.load(x.values, value);
 }
 
@@ -431,6 +460,7 @@ void distributed_optimizer::zero_grad() {
     model->watch().forget();
   optimizer_.zero_grad();
   parts_->masters.zero_grad();
+  parts_->hosts.zero_grad();
   parts_->shards.zero_grad();
 }
 

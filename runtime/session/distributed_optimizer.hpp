@@ -41,7 +41,8 @@ struct optimizer_options {
 /// keeps its groups and drops the parameters that this rank does not own
 /// (R21). Parameters listed several times (tied weights) stay once. With
 /// `smp.bf16_params` or `smp.fp16_params` its groups then hold float32 weights
-/// instead of the parameters (R56).
+/// instead of the parameters (R56), and with `smp.offload_optimizer` on a
+/// device copies in host memory.
 class distributed_optimizer {
 public:
   /// @param x outlives this

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace smp {
 
@@ -44,9 +45,11 @@ uint64_t buckets_of(const common_tensors& x, const session_config& config) {
 } // namespace
 
 memory_need need_of(const walked_model& model, const train_config& x,
-                    const std::function<held_part(uint32_t)>& held) {
+                    const std::function<held_part(uint32_t)>& held,
+                    bool on_device) {
   memory_need result;
   common_tensors common;
+  uint64_t updated = 0; // bytes of what this rank updates
   // The optimizer's tensors are float32 in any case.
   auto half = x.smp.bf16_params || x.smp.fp16_params;
   auto kept = states_of(x.optimizer) + (half ? 1 : 0)
@@ -61,6 +64,7 @@ memory_need need_of(const walked_model& model, const train_config& x,
       holders /= x.smp.tensor_parallel_degree;
     result.gradients += x.smp.shard_gradients ? bytes / holders : bytes;
     auto own = x.smp.shard_optimizer_state ? bytes / holders : bytes;
+    updated += own;
     result.optimizer += kept * (half ? 2 * own : own);
     result.updates += half ? 2 * own : 0;
     if (holders == 1)
@@ -70,10 +74,18 @@ memory_need need_of(const walked_model& model, const train_config& x,
     common.largest = std::max(common.largest, bytes);
   }
   result.buckets = buckets_of(common, x.smp);
+  if (on_device && !x.smp.offload_optimizer)
+    result.could_leave = result.optimizer + result.updates;
+  if (on_device && x.smp.offload_optimizer)
+    // And a copy of each parameter and gradient.
+    result.on_host = std::exchange(result.optimizer, 0)
+                     + std::exchange(result.updates, 0) + 2 * updated;
   if (auto& path = x.smp.device_path; path.force)
     result.arenas = (path.send_arena + path.receive_arena) * mib;
   return result;
 }
+
+namespace {
 
 std::string describe(const memory_need& x, const optimizer_config& optimizer) {
   std::vector<std::string> parts{"parameters", "gradients"};
@@ -83,13 +95,26 @@ std::string describe(const memory_need& x, const optimizer_config& optimizer) {
     parts.push_back("updates");
   if (x.arenas > 0)
     parts.push_back("arenas");
-  if (states_of(optimizer) > 0)
+  if (states_of(optimizer) > 0 && x.on_host == 0)
     parts.push_back("the state of " + optimizer.type);
   auto last = parts.back();
   parts.pop_back();
   return fmt::format("{} MB for {} and {}; activations come on top",
                      (x.sum() + 500'000) / 1'000'000, fmt::join(parts, ", "),
                      last);
+}
+
+} // namespace
+
+void explain_need(failure& why, const memory_need& x,
+                  const optimizer_config& optimizer) {
+  auto of_host = why.text.find("DefaultCPUAllocator") != why.text.npos;
+  why.text += fmt::format("; this rank needs {} (docs/large_models.md)",
+                          describe(x, optimizer));
+  if (x.could_leave > 0 && !of_host)
+    why.text += fmt::format(
+      "; smp.offload_optimizer = true takes {} MB of it to host memory",
+      (x.could_leave + 500'000) / 1'000'000);
 }
 
 // -- table --------------------------------------------------------------------
@@ -132,7 +157,9 @@ needs_table(const std::vector<memory_need>& xs,
     result += fmt::format("{:>{}}", c.title, c.width);
   if (!activations.empty())
     result += fmt::format("{:>13}", "activations");
-  result += fmt::format("{:>10}\n", "sum");
+  auto is_on_host = [](auto& x) { return x.on_host > 0; };
+  auto on_host = std::ranges::any_of(xs, is_on_host);
+  result += fmt::format("{:>10}{}\n", "sum", on_host ? "   on host" : "");
   for (size_t i = 0; i < xs.size(); ++i) {
     auto sum = xs[i].sum();
     result += fmt::format("  {:<10}", fmt::format("device {}", i));
@@ -143,7 +170,10 @@ needs_table(const std::vector<memory_need>& xs,
       result += fmt::format("{:>13}", kept ? mb_text(*kept) : "?");
       sum += kept.value_or(0);
     }
-    result += fmt::format("{:>10}\n", mb_text(sum));
+    result += fmt::format("{:>10}", mb_text(sum));
+    if (on_host)
+      result += fmt::format("{:>10}", mb_text(xs[i].on_host));
+    result += '\n';
   }
   return result;
 }

@@ -25,6 +25,10 @@ struct memory_need {
   uint64_t updates = 0;
   /// For tensors that take the device path.
   uint64_t arenas = 0;
+  /// Beside the sum, what a rank on a device has in host memory; and the part
+  /// of the sum that `smp.offload_optimizer` would take there.
+  uint64_t on_host = 0;
+  uint64_t could_leave = 0;
 
   uint64_t sum() const noexcept {
     return parameters + gradients + optimizer + buckets + updates + arenas;
@@ -36,7 +40,8 @@ bool inspect(Inspector& f, memory_need& x) {
   return f.object(x).fields(
     f.field("parameters", x.parameters), f.field("gradients", x.gradients),
     f.field("optimizer", x.optimizer), f.field("buckets", x.buckets),
-    f.field("updates", x.updates), f.field("arenas", x.arenas));
+    f.field("updates", x.updates), f.field("arenas", x.arenas),
+    f.field("on_host", x.on_host), f.field("could_leave", x.could_leave));
 }
 
 /// The part of a tensor that a rank holds.
@@ -47,12 +52,16 @@ struct held_part {
 };
 
 /// @param held takes a position in `model.tensors`
+/// @param on_device whether the rank computes on a device
 memory_need need_of(const walked_model& model, const train_config& x,
-                    const std::function<held_part(uint32_t)>& held);
+                    const std::function<held_part(uint32_t)>& held,
+                    bool on_device = false);
 
-/// @returns "603 MB for parameters, gradients and the state of sgd; activations
-/// come on top"
-std::string describe(const memory_need& x, const optimizer_config& optimizer);
+/// Adds to a lack of memory how much the rank needs in any case: "603 MB for
+/// parameters, gradients and the state of sgd; activations come on top"; and
+/// which key would help.
+void explain_need(failure& why, const memory_need& x,
+                  const optimizer_config& optimizer);
 
 /// @param activations of each device in bytes, nothing where unknown; if empty,
 /// the table has no such column

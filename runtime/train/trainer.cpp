@@ -200,12 +200,14 @@ private:
   /// @returns the memory that the rank needs to train its part of the model
   memory_need need_of_rank(rank_id rank) const {
     auto& st = model_->state();
-    return need_of(st.model(), config_, [&](uint32_t i) -> held_part {
+    auto held = [&](uint32_t i) -> held_part {
       if (st.map().tensor_owner(i) != rank)
         return {};
       return {st.model().tensors[i].tensor.nbytes(),
               st.map().slice(i) != nullptr};
-    });
+    };
+    return need_of(st.model(), config_, held,
+                   session_.internals().launches() != nullptr);
   }
 
   /// By pp_rank. Collective.
@@ -338,9 +340,7 @@ private:
       throw;
     if (found->rank == no_rank)
       found->rank = session_.internals().self();
-    found->text += fmt::format(
-      "; this rank needs {} (docs/large_models.md)",
-      describe(need_of_rank(found->rank), config_.optimizer));
+    explain_need(*found, need_of_rank(found->rank), config_.optimizer);
     throw error{std::move(*found)};
   }
 

@@ -41,10 +41,12 @@ std::map<std::string, std::string> driver(const std::string& version,
 
 /// The first steps of the quickstart.
 program quickstart(const train_dir& dir, const std::string& device,
-                   const std::map<std::string, std::string>& environment) {
+                   const std::map<std::string, std::string>& environment,
+                   const std::string& offload = "false") {
   return dir.start({source_file("config/quickstart.toml"), "--train.steps=2",
                     "--train.eval_steps=1", "--train.sample=8",
-                    "--smp.device=" + device, "--run-dir=" + device},
+                    "--smp.device=" + device, "--run-dir=" + device,
+                    "--smp.offload_optimizer=" + offload},
                    environment);
 }
 
@@ -59,18 +61,24 @@ void finish(program& x) {
 TEST_CASE("The quickstart has the losses of the host on devices",
           "[apps][train][device]") {
   train_dir dir{""};
-  auto on_host = quickstart(dir, "cpu", {});
+  auto on_host = quickstart(dir, "cpu", {}, "true"); // as it is anyway
   finish(on_host);
   auto host = dir.metrics("cpu");
   REQUIRE(host.size() == 2);
   CHECK_FALSE(host[0].contains("device"));
-  // Through memory of the devices, and where they do not reach each other.
+  uint64_t most = 0; // on a device with the optimizer
+  // Through memory of the devices, and where they do not reach each other, and
+  // without the optimizer.
   for (auto* alone : {"0", "1"}) {
     CAPTURE(alone);
     auto environment = simulated_devices();
     environment["SMP_SIM_NO_PEERS"] = alone;
-    auto on_device = quickstart(dir, "sim", environment);
+    const auto offloads = alone == std::string{"1"};
+    auto on_device = quickstart(dir, "sim", environment,
+                                offloads ? "true" : "false");
     finish(on_device);
+    CHECK((on_device.output().find("  on host\n") != std::string::npos)
+          == offloads);
     auto device = dir.metrics("sim");
     REQUIRE(device.size() == 2);
     for (auto* key : {"loss", "grad_norm"})
@@ -91,6 +99,11 @@ TEST_CASE("The quickstart has the losses of the host on devices",
         CHECK(number("device_peak_memory") < number("device_total_memory"));
         CHECK(number("device_total_memory") == uint64_t{1} << 30);
       }
+    // Two tensors of the size of the parameters.
+    auto now = device[1]["device_memory"].at(0).get<uint64_t>();
+    if (offloads)
+      CHECK(now < most - 10'000'000);
+    most = now;
     std::filesystem::remove_all(dir.path / "sim");
   }
 }
@@ -121,8 +134,10 @@ TEST_CASE("A rank without memory on its device says what it needs",
   auto code = run.join(std::chrono::minutes{2});
   INFO(run.output());
   CHECK(code == 3);
-  CHECK_THAT(run.output(), ContainsSubstring("out of memory")
-                             && ContainsSubstring("this rank needs"));
+  CHECK_THAT(run.output(),
+             ContainsSubstring("out of memory")
+               && ContainsSubstring("this rank needs")
+               && ContainsSubstring("; smp.offload_optimizer = true takes "));
 }
 
 TEST_CASE("A driver that is too old is refused by name, or not used",

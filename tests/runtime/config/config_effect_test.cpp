@@ -362,11 +362,11 @@ TEST_CASE("keys that are gone are unknown, and lead to what there is",
              ContainsSubstring("; did you mean smp.tensor_parallel_degree?"));
   CHECK_THAT(told("train.colour=1"), ContainsSubstring("; keys of [train]: "));
   for (auto gone :
-       {"smp.offload_optimizer", "smp.schedule.timeout",
-        "smp.trace_execution_times", "smp.trace_memory_usage",
-        "train.max_restarts", "transport.type", "transport.force_device_path",
-        "transport.force_ranks_per_node", "transport.send_arena",
-        "transport.receive_arena", "monitor.address", "monitor.trace"})
+       {"smp.schedule.timeout", "smp.trace_execution_times",
+        "smp.trace_memory_usage", "train.max_restarts", "transport.type",
+        "transport.force_device_path", "transport.force_ranks_per_node",
+        "transport.send_arena", "transport.receive_arena", "monitor.address",
+        "monitor.trace"})
     CHECK_THAT(told(std::string{gone} + "=1"),
                ContainsSubstring(std::string{"unknown key "} + gone + ";"));
   CHECK_THAT(told("smp.trace_execution_times=1"),

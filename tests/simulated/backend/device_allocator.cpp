@@ -27,6 +27,8 @@ public:
   }
 
   void copy_data(void* to, const void* from, size_t bytes) const override {
+    if (bytes == 0)
+      return;
     auto device = device_of(to);
     launch(device, current_stream(device), "copy of a storage",
            [into = kernel_view(to), out_of = kernel_view_of(from), bytes] {
