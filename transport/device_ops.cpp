@@ -17,6 +17,10 @@ void check_on_host(device_ref x) {
                 "this rank has no device of type " + std::to_string(x.type)};
 }
 
+[[noreturn]] void refuse_sums() {
+  throw error{error_code::unsupported, "the device of this rank adds nothing"};
+}
+
 } // namespace
 
 shared_memory device_ops::share(uint64_t) {
@@ -25,6 +29,17 @@ shared_memory device_ops::share(uint64_t) {
 
 shared_memory device_ops::open(const std::string&) {
   return {};
+}
+
+std::shared_ptr<std::byte> device_ops::allocate_sum(uint64_t) {
+  refuse_sums();
+}
+
+std::shared_ptr<device_event>
+device_ops::combine(const combination&, std::byte*,
+                    std::span<const void* const>,
+                    const std::shared_ptr<device_event>&) {
+  refuse_sums();
 }
 
 std::optional<device_ref> host_ops::here(device_ref x) const {

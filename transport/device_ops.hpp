@@ -1,5 +1,6 @@
 #pragma once
 
+#include "transport/collectives/elements.hpp"
 #include "transport/tensor_ref.hpp"
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace smp {
@@ -34,6 +36,14 @@ struct shared_memory {
   device_ref device;
   /// What `open` of another rank needs to know of it; opaque bytes.
   std::string handle;
+};
+
+/// What becomes of the tensors of several ranks (elements.hpp).
+struct combination {
+  element_type type = element_type::uint8;
+  reduce_op op = reduce_op::sum;
+  uint64_t count = 0;                   // elements of each
+  std::optional<uint64_t> divisor = {}; // of the sum, for a mean
 };
 
 /// Memory and copies for the devices of a rank, whatever they are, so that code
@@ -76,6 +86,24 @@ public:
   virtual tensor_ref copy(const tensor_ref& from, std::shared_ptr<std::byte> to,
                           device_ref where)
     = 0;
+
+  // -- sums on the device of this rank ----------------------------------------
+
+  /// @returns uninitialized memory there for what `combine` makes
+  /// @throws std::bad_alloc
+  virtual std::shared_ptr<std::byte> allocate_sum(uint64_t size);
+
+  /// Starts to do what `smp::combine` does, with the same bits; of one input,
+  /// to copy it. All memories are there, and the caller keeps them alive until
+  /// it is done.
+  /// @param to may be one of `inputs`, and else overlaps none
+  /// @param after when the memories may be used; null: now
+  /// @returns when it is done; calls back even if the device fails
+  /// @throws error, std::bad_alloc
+  virtual std::shared_ptr<device_event>
+  combine(const combination& x, std::byte* to,
+          std::span<const void* const> inputs,
+          const std::shared_ptr<device_event>& after);
 };
 
 /// The operations of a rank without devices.

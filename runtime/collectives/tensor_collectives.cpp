@@ -6,6 +6,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/collectives/current_rank.hpp"
 #include "runtime/collectives/parking_waiter.hpp"
+#include "runtime/device/rank_device.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/values/tensor_bridge.hpp"
@@ -94,6 +95,10 @@ public:
       throw config_error(call_.describe() + ": the tensor is not defined");
     keep_promises(std::vector<at::Tensor>{x});
     x_ = x.detach();
+    if (!x_.is_cpu() && x_.device() != rank_.device())
+      throw error{error_code::unsupported,
+                  call_.describe() + ": a tensor on device " + x_.device().str()
+                    + ", while this rank computes on " + rank_.device().str()};
     call_.what.type = type_of(x, call_.describe());
     call_.what.shape = x_.sizes().vec();
   }
@@ -155,7 +160,7 @@ public:
   }
 
   at::Tensor made(const std::vector<int64_t>& sizes) const {
-    return at::empty(sizes, x_.options().device(at::kCPU));
+    return at::empty(sizes, x_.options());
   }
 
   /// @param gives whether any of the tensor is sent
@@ -171,8 +176,7 @@ public:
     if (gives) {
       if (auto why = refusal_of(x_); !why.empty())
         throw error{error_code::unsupported, call_.describe() + ": " + why};
-      // Collectives add in host memory.
-      held->input = to_tensor_ref(x_.to(at::kCPU).contiguous(), false);
+      held->input = to_tensor_ref(x_.contiguous(), false);
       call_.input = held->input.data;
     }
     if (result.defined()) {
@@ -180,16 +184,21 @@ public:
       call_.output = result.mutable_data_ptr();
     }
     call_.owner = std::move(held);
+    if (x_.defined() && !x_.is_cpu()) {
+      call_.device = {static_cast<uint8_t>(x_.device().type()),
+                      x_.device().index()};
+      // What used the memory of the result before is over by then, too.
+      call_.ready = rank_.launches()->point();
+    }
     auto started = rank_.collectives().start(std::move(call_));
-    return {std::move(started), std::move(result), std::move(target),
-            x_.defined() ? x_.device() : at::Device{at::kCPU}};
+    return {std::move(started), std::move(result), std::move(target)};
   }
 
   /// Writes the result into the tensor itself.
   tensor_future start_in_place(const at::Tensor& x) && {
     auto gives = call_.what.kind != kind::broadcast || is_root();
-    if (x_.is_cpu() && x_.is_contiguous() && refusal_of(x_).empty()
-        && !x_.is_neg() && !x_.is_conj())
+    if (x_.is_contiguous() && refusal_of(x_).empty() && !x_.is_neg()
+        && !x_.is_conj())
       return std::move(*this).start(gives, x_, x);
     auto result = made(part());
     return std::move(*this).start(gives, std::move(result), x);
@@ -226,7 +235,7 @@ at::Tensor tensor_future::get() const {
     parking.emplace();
   waiter::current().wait(started_.done, started_.why);
   if (!target_.defined())
-    return result_.defined() ? result_.to(device_) : result_;
+    return result_;
   if (!target_.is_same(result_) && !target_.is_alias_of(result_))
     target_.detach().copy_(result_);
   return target_;

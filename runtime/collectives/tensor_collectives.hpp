@@ -19,13 +19,10 @@ class tensor_future {
 public:
   tensor_future() = default;
 
-  /// @param device where the result has to be
-  tensor_future(started_collective x, at::Tensor result, at::Tensor target,
-                at::Device device)
+  tensor_future(started_collective x, at::Tensor result, at::Tensor target)
     : started_(std::move(x)),
       result_(std::move(result)),
-      target_(std::move(target)),
-      device_(device) {
+      target_(std::move(target)) {
     // nop
   }
 
@@ -44,19 +41,19 @@ private:
   at::Tensor result_;
   /// Where to copy the result; undefined if it is already in place.
   at::Tensor target_;
-  at::Device device_ = at::kCPU;
 };
 
 // All ranks of the group must call, with tensors of the same sizes and type, in
 // any order of names, and in a step of microbatches and phases. Calls of one
-// group that agree in these match in call order. Tensors are in host memory,
-// and must not change until completion. Sums add in the order of the group, in
-// float32 for float16 and bfloat16, with the same bits on all ranks and in
-// every run. (Small sums over many ranks: transport/collectives/tree.hpp.)
+// group that agree in these match in call order. Tensors are in host memory on
+// all ranks or on the device of each, and must not change until completion.
+// Sums add in the order of the group, in float32 for float16 and bfloat16, with
+// the same bits on all ranks and in every run. (Small sums over many ranks:
+// transport/collectives/tree.hpp.)
 //
 // "Along axis 0" means: tensor [n, ...] of n ranks, by their positions in the
 // group. All throw error (config) for invalid arguments, and (unsupported) for
-// tensors not in host memory and types that cannot be summed. Autograd does not
+// tensors on another device and types that cannot be summed. Autograd does not
 // record them.
 
 /// What distinguishes calls of one group and name.

@@ -2,6 +2,7 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/device/device_bytes.hpp"
+#include "runtime/device/device_sums.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
 #include "transport/inspect.hpp"
@@ -9,6 +10,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
@@ -105,12 +107,15 @@ bool inspect(Inspector& f, sharing& x) {
 
 device_copies::device_copies(std::shared_ptr<accelerator> kind,
                              c10::Device device, c10::Stream compute,
-                             const device_lane& out, const device_lane& in)
+                             const device_lane& out, const device_lane& in,
+                             const device_lane& sums)
   : kind_(std::move(kind)),
     device_(device),
     compute_(compute),
     out_(out),
-    in_(in) {
+    in_(in),
+    sums_(sums),
+    watch_(std::make_shared<device_watch>(sums.watch)) {
   // nop
 }
 
@@ -234,6 +239,33 @@ tensor_ref device_copies::copy(const tensor_ref& from,
     result.ready = nullptr;
   result.owner = std::move(to);
   return result;
+}
+
+std::shared_ptr<std::byte> device_copies::allocate_sum(uint64_t size) {
+  return without_torch_errors([&] {
+    c10::StreamGuard on{sums_.work};
+    auto* allocator = c10::getDeviceAllocator(device_.type());
+    return shared(allocator->allocate(std::max<uint64_t>(size, 1)));
+  });
+}
+
+std::shared_ptr<device_event>
+device_copies::combine(const combination& x, std::byte* to,
+                       std::span<const void* const> inputs,
+                       const std::shared_ptr<device_event>& after) {
+  return without_torch_errors([&] {
+    c10::StreamGuard on{sums_.work};
+    if (after && !SMP_FAULT("early-sum"))
+      static_cast<const device_point&>(*after).block(sums_.work);
+    combine_on(device_, x, to, inputs);
+    return std::make_shared<device_point>(kind_, sums_, watch_);
+  });
+}
+
+void device_copies::order_sums_before(c10::Stream x) const {
+  c10::Event now{x.device_type()};
+  now.record(sums_.work);
+  now.block(x);
 }
 
 } // namespace smp

@@ -22,7 +22,9 @@ std::optional<std::string> failure_of(c10::Stream x) {
 
 device_watch::~device_watch() = default;
 
-void device_watch::when_reached(device_event& x, std::function<void()> f) {
+void device_watch::when_reached(
+  const std::function<void(std::function<void()>)>& ask,
+  std::function<void()> f) {
   uint64_t number = 0;
   {
     std::lock_guard guard{waiting_->mutex};
@@ -32,7 +34,7 @@ void device_watch::when_reached(device_event& x, std::function<void()> f) {
       thread_ = std::jthread{
         [this](const std::stop_token& stop) { run(stop); }};
   }
-  x.then([waiting = waiting_, number] { waiting->tell(number); });
+  ask([waiting = waiting_, number] { waiting->tell(number); });
 }
 
 void device_watch::waiting::tell(uint64_t number) {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include "transport/device_ops.hpp"
-
 #include <c10/core/Stream.h>
 
 #include <cstdint>
@@ -32,9 +30,10 @@ public:
   device_watch(const device_watch&) = delete;
   device_watch& operator=(const device_watch&) = delete;
 
-  /// Calls `f` once, as `device_event::then` does, or within some seconds of
-  /// the failure of the device.
-  void when_reached(device_event& x, std::function<void()> f);
+  /// Calls `f` once: when what `ask` gets is called, as `device_event::then`
+  /// does, or within some seconds of the failure of the device.
+  void when_reached(const std::function<void(std::function<void()>)>& ask,
+                    std::function<void()> f);
 
 private:
   struct waiting {

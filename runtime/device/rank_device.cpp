@@ -41,7 +41,8 @@ rank_device::rank_device(std::shared_ptr<accelerator> kind,
                     ->getMemoryInfo(device_.index())
                     .second),
     copies_(std::make_shared<device_copies>(
-      kind_, device_, compute_.work, make_lane(device_), make_lane(device_))),
+      kind_, device_, compute_.work, make_lane(device_), make_lane(device_),
+      make_lane(device_))),
     watch_(compute_.watch) {
   // nop
 }
@@ -56,6 +57,11 @@ void rank_device::enter_thread() const {
 
 void rank_device::leave_thread() const {
   VirtualGuardImpl device{device_.type()};
+  try {
+    copies_->order_sums_before(compute_.work);
+  } catch (const c10::AcceleratorError&) {
+    // Nothing runs there any more.
+  }
   auto done = std::make_shared<std::promise<void>>();
   when_reached([done] { done->set_value(); });
   constexpr std::chrono::minutes limit{5};
@@ -73,7 +79,7 @@ std::shared_ptr<device_event> rank_device::point() const {
 
 void rank_device::when_reached(std::function<void()> f) const {
   try {
-    watch_.when_reached(*point(), f);
+    watch_.when_reached([x = point()](auto g) { x->then(std::move(g)); }, f);
   } catch (const c10::AcceleratorError&) {
     f();
   }
@@ -144,15 +150,25 @@ std::shared_ptr<storage_copies> rank_device::make_storage_copies() const {
 // -- points -------------------------------------------------------------------
 
 device_point::device_point(std::shared_ptr<accelerator> kind,
-                           const device_lane& lane)
+                           const device_lane& lane,
+                           std::shared_ptr<device_watch> watch)
   : kind_(std::move(kind)),
     watch_(lane.watch),
-    event_(lane.work.device_type()) {
+    event_(lane.work.device_type()),
+    failures_(std::move(watch)) {
   c10::StreamGuard on{lane.work};
   event_.record(lane.work);
 }
 
 void device_point::then(std::function<void()> f) {
+  if (failures_)
+    failures_->when_reached([this](auto g) { notify(std::move(g)); },
+                            std::move(f));
+  else
+    notify(std::move(f));
+}
+
+void device_point::notify(std::function<void()> f) {
   try {
     c10::StreamGuard on{watch_};
     event_.block(watch_);

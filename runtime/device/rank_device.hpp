@@ -126,7 +126,9 @@ private:
 class device_point final : public device_event {
 public:
   /// After all that was launched on `lane` by now.
-  device_point(std::shared_ptr<accelerator> kind, const device_lane& lane);
+  /// @param watch then `then` calls back even if the device fails; null: never
+  device_point(std::shared_ptr<accelerator> kind, const device_lane& lane,
+               std::shared_ptr<device_watch> watch = {});
 
   void then(std::function<void()> f) override;
 
@@ -140,9 +142,12 @@ public:
   }
 
 private:
+  void notify(std::function<void()> f);
+
   std::shared_ptr<accelerator> kind_;
   c10::Stream watch_;
   c10::Event event_;
+  std::shared_ptr<device_watch> failures_;
 };
 
 /// Finds the device of a rank: its machine's device local rank modulo count,

@@ -322,7 +322,7 @@ c10::TypePtr parse_type(unpacker& u, const std::string& x) {
 
 /// @returns the element type of a list of type `x`; an untyped one, from C++,
 /// may hold anything.
-c10::TypePtr element_type(unpacker& u, const std::string& x) {
+c10::TypePtr type_of_elements(unpacker& u, const std::string& x) {
   static constexpr std::string_view tensors = "List[Tensor]";
   static constexpr std::string_view ints = "List[int]";
   if (x.empty())
@@ -349,7 +349,7 @@ c10::IValue checked(unpacker& u, c10::IValue x, const c10::TypePtr& type) {
 }
 
 c10::IValue get_list(unpacker& u, const list_value& x) {
-  auto type = element_type(u, x.type);
+  auto type = type_of_elements(u, x.type);
   c10::impl::GenericList result{type};
   result.reserve(x.items.size());
   for (size_t i = 0; i < x.items.size(); ++i) {

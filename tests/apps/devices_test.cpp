@@ -1,4 +1,4 @@
-// ctest: seconds=60 processors=2
+// ctest: seconds=80 processors=2
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/train_dir.hpp"
@@ -42,12 +42,15 @@ std::map<std::string, std::string> driver(const std::string& version,
 /// The first steps of the quickstart.
 program quickstart(const train_dir& dir, const std::string& device,
                    const std::map<std::string, std::string>& environment,
-                   const std::string& offload = "false") {
-  return dir.start({source_file("config/quickstart.toml"), "--train.steps=2",
-                    "--train.eval_steps=1", "--train.sample=8",
-                    "--smp.device=" + device, "--run-dir=" + device,
-                    "--smp.offload_optimizer=" + offload},
-                   environment);
+                   const std::vector<std::string>& more = {}) {
+  std::vector<std::string> command{source_file("config/quickstart.toml"),
+                                   "--train.steps=2",
+                                   "--train.eval_steps=1",
+                                   "--train.sample=8",
+                                   "--smp.device=" + device,
+                                   "--run-dir=" + device};
+  command.insert(command.end(), more.begin(), more.end());
+  return dir.start(command, environment);
 }
 
 void finish(program& x) {
@@ -61,7 +64,8 @@ void finish(program& x) {
 TEST_CASE("The quickstart has the losses of the host on devices",
           "[apps][train][device]") {
   train_dir dir{""};
-  auto on_host = quickstart(dir, "cpu", {}, "true"); // as it is anyway
+  auto on_host = quickstart(
+    dir, "cpu", {}, {"--smp.offload_optimizer=true"}); // as it is anyway
   finish(on_host);
   auto host = dir.metrics("cpu");
   REQUIRE(host.size() == 2);
@@ -75,7 +79,8 @@ TEST_CASE("The quickstart has the losses of the host on devices",
     environment["SMP_SIM_NO_PEERS"] = alone;
     const auto offloads = alone == std::string{"1"};
     auto on_device = quickstart(dir, "sim", environment,
-                                offloads ? "true" : "false");
+                                {std::string{"--smp.offload_optimizer="}
+                                 + (offloads ? "true" : "false")});
     finish(on_device);
     CHECK((on_device.output().find("  on host\n") != std::string::npos)
           == offloads);
@@ -106,6 +111,45 @@ TEST_CASE("The quickstart has the losses of the host on devices",
     most = now;
     std::filesystem::remove_all(dir.path / "sim");
   }
+}
+
+TEST_CASE("Replicas and ranks that share modules add up on devices as on hosts",
+          "[apps][train][device]") {
+  using options = std::vector<std::string>;
+  auto more = GENERATE(
+    options{"--smp.shard_optimizer_state=true", "--smp.shard_gradients=true"},
+    options{"--smp.tensor_parallel_degree=2"});
+  for (auto* x :
+       {"--ranks=2", "--smp.pipeline_parallel_degree=1", "--smp.ddp=true"})
+    more.emplace_back(x);
+  CAPTURE(more);
+  train_dir dir{""};
+  auto on_host = quickstart(dir, "cpu", {}, more);
+  finish(on_host);
+  auto on_device = quickstart(dir, "sim", simulated_devices(), more);
+  finish(on_device);
+  auto host = dir.metrics("cpu");
+  auto device = dir.metrics("sim");
+  REQUIRE(host.size() == 2);
+  REQUIRE(device.size() == 2);
+  for (auto* key : {"loss", "grad_norm"})
+    for (size_t i = 0; i < 2; ++i)
+      CHECK(device[i][key].get<double>()
+            == Catch::Approx(host[i][key].get<double>()).epsilon(1e-6));
+}
+
+TEST_CASE("Devices that fail end a run of replicas by name",
+          "[apps][train][device]") {
+  train_dir dir{""};
+  auto environment = simulated_devices();
+  environment["SMP_SIM_FAIL_KERNEL"] = "1500";
+  auto run = quickstart(
+    dir, "sim", environment,
+    {"--ranks=2", "--smp.pipeline_parallel_degree=1", "--smp.ddp=true"});
+  auto code = run.join(std::chrono::minutes{1});
+  INFO(run.output());
+  CHECK(code == 3);
+  CHECK_THAT(run.output(), ContainsSubstring("has failed"));
 }
 
 TEST_CASE("A rank that is killed while others read its device ends the run",

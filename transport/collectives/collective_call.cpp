@@ -53,6 +53,8 @@ std::string collective_signature::describe() const {
     result += " times " + numbers(rows);
   if (every_root)
     result += " of every root";
+  if (on_device)
+    result += " on devices";
   return result;
 }
 
@@ -108,7 +110,8 @@ std::string difference(const collective_label& label,
   if (theirs.kind != ours.kind || !same_op || theirs.type != ours.type
       || theirs.shape != ours.shape || theirs.root != ours.root
       || theirs.rows.size() != ours.rows.size()
-      || theirs.every_root != ours.every_root) {
+      || theirs.every_root != ours.every_root
+      || theirs.on_device != ours.on_device) {
     auto text = [&](const collective_signature& x) {
       auto result = x.describe();
       if (rooted && has_root(x.kind) && x.root < label.group.size())

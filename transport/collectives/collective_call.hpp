@@ -4,6 +4,7 @@
 
 #include "transport/collectives/elements.hpp"
 #include "transport/inspect.hpp"
+#include "transport/tensor_ref.hpp"
 
 #include <compare>
 #include <memory>
@@ -62,6 +63,8 @@ struct collective_signature {
   /// reduce: every rank is the root of such a call, of about as many bytes, so
   /// no rank has time to help another one.
   bool every_root = false;
+  /// Every rank has its tensors on its device; else in host memory.
+  bool on_device = false;
 
   /// @returns "sum allreduce of float32[4, 8]".
   std::string describe() const;
@@ -76,11 +79,15 @@ struct collective_call {
   collective_signature what;
   /// all_to_all with uneven sizes: the rows expected from each rank.
   std::vector<uint64_t> rows_taken;
-  /// Contiguous and in host memory; where each rank has a part, the parts are
+  /// Contiguous; where each rank has a part, the parts are
   /// ordered by position. May be the same as `output` where one rank gives as
   /// much as it takes.
   const void* input = nullptr;
   void* output = nullptr;
+  /// Where both are.
+  device_ref device = {};
+  /// When the device may read and write them; null: now.
+  std::shared_ptr<device_event> ready = {};
   /// Keeps both alive; shared with messages in flight.
   std::shared_ptr<const void> owner;
   /// Added to the error if shapes differ between ranks; may be empty.
@@ -107,10 +114,10 @@ bool inspect(Inspector& f, collective_label& x) {
 
 template <class Inspector>
 bool inspect(Inspector& f, collective_signature& x) {
-  return f.object(x).fields(f.field("kind", x.kind), f.field("op", x.op),
-                            f.field("type", x.type), f.field("root", x.root),
-                            f.field("shape", x.shape), f.field("rows", x.rows),
-                            f.field("every_root", x.every_root));
+  return f.object(x).fields(
+    f.field("kind", x.kind), f.field("op", x.op), f.field("type", x.type),
+    f.field("root", x.root), f.field("shape", x.shape), f.field("rows", x.rows),
+    f.field("every_root", x.every_root), f.field("on_device", x.on_device));
 }
 
 /// @returns a text that names both ranks and how they differ, or an empty one.

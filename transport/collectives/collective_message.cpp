@@ -78,7 +78,8 @@ collective_message read_collective(const message& x, rank_id from,
   auto has_bytes = std::holds_alternative<piece_segment>(result.content);
   auto& tensors = x.body.tensors;
   if (tensors.size() != (has_bytes ? 1 : 0)
-      || (has_bytes && tensors[0].device != device_ref{}))
+      || (has_bytes && !result.what.on_device
+          && tensors[0].device != device_ref{}))
     in.fail("content", "not with these tensors");
   if (has_bytes)
     result.bytes = tensors[0];

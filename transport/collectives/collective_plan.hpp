@@ -85,6 +85,10 @@ struct collective_limits {
   uint64_t direct_ranks = 8;
   uint64_t least_segment = 64 << 10;
   uint64_t largest_segment = 256 << 10;
+  /// The same of a call on devices, which take as long to begin a copy or a sum
+  /// as for a megabyte of it.
+  uint64_t least_device_segment = 1 << 20;
+  uint64_t largest_device_segment = 4 << 20;
   /// What a call may send to a rank before that rank is known to have joined.
   /// Bounds what a receiver keeps of ranks that are early.
   uint64_t unasked = 64 << 10;

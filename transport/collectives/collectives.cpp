@@ -6,6 +6,7 @@
 #include "transport/collectives/work_line.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <exception>
 #include <map>
@@ -50,9 +51,10 @@ uint64_t position_of(const collective_label& x, rank_id member) {
 
 class collectives::impl : public std::enable_shared_from_this<impl> {
 public:
-  impl(fabric& x, collective_limits limits)
+  impl(fabric& x, collective_limits limits, std::shared_ptr<device_ops> devices)
     : fabric_(x),
       limits_(limits),
+      devices_(std::move(devices)),
       ahead_(message_amount{limits.ahead_messages, limits.ahead}) {
     // nop
   }
@@ -62,6 +64,7 @@ public:
   void begin(const std::shared_ptr<collective_operation>& op);
   void take(rank_id from, collective_message x);
   void sent(const std::weak_ptr<collective_operation>& x, const failure& why);
+  void worked(uint64_t number);
   void fail(rank_id peer, const failure& x);
   void fail_step(step_id step, const failure& why);
   void end_step(step_id step);
@@ -75,6 +78,16 @@ public:
     machine_of_rank_ = std::move(machine_of_rank);
   }
 
+  /// Any thread.
+  bool has_devices() const noexcept {
+    return devices_ != nullptr;
+  }
+
+  /// Any thread.
+  bool busy() const noexcept {
+    return line_.busy() || at_work_ > 0;
+  }
+
   /// Any thread. The line runs its tasks one after the other.
   work_line& line() noexcept {
     return line_;
@@ -86,6 +99,13 @@ public:
 
 private:
   using operation_ptr = std::shared_ptr<collective_operation>;
+
+  /// What a device has begun; keeps the memory that it reads and writes.
+  struct device_work {
+    operation_ptr of;
+    std::shared_ptr<device_event> done;
+    std::vector<tensor_ref> read;
+  };
 
   struct early_message {
     rank_id from;
@@ -116,6 +136,7 @@ private:
   void take_running(rank_id from, const operation_ptr& op,
                     const collective_message& x);
   void take_late(const collective_message& x, rank_id from);
+  void await(device_work x);
   void keep(rank_id from, collective_message x);
   std::vector<early_message> take_early(const collective_label& x);
   void disagree(const operation_ptr& op, const failure& why);
@@ -129,11 +150,16 @@ private:
 
   fabric& fabric_;
   const collective_limits limits_;
+  const std::shared_ptr<device_ops> devices_; // null: none
   std::vector<uint64_t> machine_of_rank_;
   block_pool pool_{kept_memory};
   sent_ahead ahead_;
   std::map<collective_label, sequence> sequences_;
   std::map<collective_label, operation_ptr> running_;
+  std::map<uint64_t, device_work> device_work_;
+  uint64_t next_work_ = 0;
+  std::atomic<size_t>
+    at_work_ = 0; // of `device_work_`, and still to be handled
   std::map<collective_label, std::vector<early_message>> early_;
   std::map<rank_id, message_amount> early_of_;
   std::map<rank_id, failure> lost_;
@@ -159,9 +185,16 @@ collectives::impl::make(collective_call x) {
   auto send = [this](rank_id to, message y, fabric::sent_callback done) {
     fabric_.send(to, std::move(y), std::move(done));
   };
+  auto begun = [this, slot](std::shared_ptr<device_event> done,
+                            std::vector<tensor_ref> read) {
+    await({slot->lock(), std::move(done), std::move(read)});
+  };
   auto result = std::make_shared<collective_operation>(
-    std::move(x), index, std::move(plan), limits_.unasked, ahead_, pool_,
-    std::move(send), std::move(sent));
+    std::move(x), index, std::move(plan),
+    collective_operation::surroundings{limits_.unasked, ahead_, pool_,
+                                       devices_.get()},
+    collective_operation::callbacks{std::move(send), std::move(sent),
+                                    std::move(begun)});
   *slot = result;
   return result;
 }
@@ -269,7 +302,7 @@ void collectives::impl::take_late(const collective_message& x, rank_id from) {
   // The numbers of rows agreed, or the call would not have completed.
   auto theirs = x.what;
   theirs.rows.clear();
-  collective_call mine{x.label, i->second, {}, nullptr, nullptr, nullptr};
+  collective_call mine{.label = x.label, .what = i->second, .rows_taken = {}};
   mine.what.rows.clear();
   auto text = difference(x.label, theirs, position_of(x.label, from), mine,
                          position_of(x.label, self()));
@@ -304,13 +337,41 @@ void collectives::impl::sent(const std::weak_ptr<collective_operation>& x,
   if (!op || op->done()->done())
     return;
   op->sent_one();
+  if (op->on_device() && why.code == error_code::transport)
+    // The others wait for what this rank's device did not give.
+    return disagree(
+      op, {why.code, self(), {}, op->call().describe() + ": " + why.text});
   if (why)
     return end(op, why);
   end_if_complete(op);
 }
 
+void collectives::impl::await(device_work x) {
+  auto number = next_work_++;
+  auto done = x.done;
+  device_work_.emplace(number, std::move(x));
+  ++at_work_;
+  // Never goes on here, which is a thread of the device.
+  done->then([weak = weak_from_this(), number] {
+    if (auto self = weak.lock())
+      self->line().add([self = self.get(), number] { self->worked(number); },
+                       true);
+  });
+}
+
+void collectives::impl::worked(uint64_t number) {
+  auto work = std::move(device_work_.extract(number).mapped());
+  --at_work_;
+  work.of->worked_once(*work.done);
+  end_if_complete(work.of);
+}
+
 void collectives::impl::end_if_complete(const operation_ptr& op) {
-  if (op->complete() && !op->done()->done())
+  if (op->done()->done())
+    return;
+  if (auto why = op->broken())
+    return disagree(op, why);
+  if (op->complete())
     end(op, {});
 }
 
@@ -337,7 +398,11 @@ void collectives::impl::fail_running(const failure& why, Predicate f) {
     if (f(label))
       failed.push_back(op);
   for (auto& op : failed)
-    end(op, why);
+    // To a rank whose device has failed it looks as if others had.
+    if (auto mine = op->look_at_device())
+      disagree(op, mine);
+    else
+      end(op, why);
 }
 
 void collectives::impl::fail(rank_id peer, const failure& x) {
@@ -400,8 +465,9 @@ void collectives::impl::cancel() {
 
 // -- public -------------------------------------------------------------------
 
-collectives::collectives(fabric& x, collective_limits limits)
-  : impl_(std::make_shared<impl>(x, limits)) {
+collectives::collectives(fabric& x, collective_limits limits,
+                         std::shared_ptr<device_ops> devices)
+  : impl_(std::make_shared<impl>(x, limits, std::move(devices))) {
   // nop
 }
 
@@ -418,7 +484,11 @@ started_collective collectives::start(collective_call x) {
   // A barrier transfers no data.
   if (x.what.kind == collective_kind::barrier)
     x.what = {.kind = collective_kind::barrier, .shape = {0}, .rows = {}};
+  x.what.on_device = x.device != device_ref{};
   x.check(impl_->self());
+  if (x.what.on_device && !impl_->has_devices())
+    throw error{error_code::unsupported,
+                x.describe() + ": this rank has no device"};
   auto op = impl_->make(std::move(x));
   auto weak = std::weak_ptr<collective_operation>{op};
   auto& label = op->call().label;
@@ -439,7 +509,7 @@ started_collective collectives::start(collective_call x) {
 }
 
 bool collectives::busy() const {
-  return impl_->line().busy();
+  return impl_->busy();
 }
 
 std::vector<begun_collective> collectives::begun(step_id step) const {
@@ -468,7 +538,8 @@ void collectives::deliver(rank_id from, message x) {
     return;
   }
   auto limit = is_move(read.what.kind) ? small_move : small_sum;
-  auto large = read.bytes.nbytes > limit;
+  // A launch may wait, on a device that has much to do.
+  auto large = read.bytes.nbytes > limit || read.bytes.device != device_ref{};
   auto take = [y = impl_.get(), from, read = std::move(read)]() mutable {
     y->take(from, std::move(read));
   };

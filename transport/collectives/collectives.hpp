@@ -3,6 +3,7 @@
 #include "transport/collectives/collective_call.hpp"
 #include "transport/collectives/collective_plan.hpp"
 #include "transport/collectives/started_collective.hpp"
+#include "transport/device_ops.hpp"
 #include "transport/fabric.hpp"
 #include "transport/wait.hpp"
 
@@ -32,7 +33,9 @@ struct begun_collective {
 /// group, the size and the machines on which the ranks run.
 class collectives {
 public:
-  explicit collectives(fabric& x, collective_limits limits = {});
+  /// @param devices for calls on the device of this rank; null: none
+  explicit collectives(fabric& x, collective_limits limits = {},
+                       std::shared_ptr<device_ops> devices = {});
 
   /// Cancels running collectives. @pre the fabric was stopped, or never started
   ~collectives();
@@ -41,11 +44,14 @@ public:
   collectives& operator=(const collectives&) = delete;
 
   /// Begins a collective, which this rank joins at once. The collective owns
-  /// its memory until it is done.
-  /// @throws error (config, unsupported) for a call that can never work
+  /// its memory until it is done. On a device, what it gives is there when it
+  /// is done.
+  /// @throws error (config, unsupported) for a call that can never work,
+  /// (transport) if the device has no memory for it
   started_collective start(collective_call x);
 
-  /// @returns whether something is being summed or moved at this moment.
+  /// @returns whether something is being summed or moved at this moment, or a
+  /// device is at it.
   bool busy() const;
 
   /// @returns the collectives that began here in `step`, which runs or was the

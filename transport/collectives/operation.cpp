@@ -2,10 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace smp {
 
 namespace {
+
+/// The error of an earlier launch shows at any later one.
+constexpr auto failed_device
+  = "the device of this rank has failed, before or in a sum "
+    "(smp.wait_for_device = true names the module)";
 
 [[noreturn]] void refuse(const collective_call& x, const std::string& why) {
   throw error{error_code::protocol, x.describe() + ": " + why};
@@ -25,17 +31,13 @@ const std::byte* bytes_at(const void* x, uint64_t offset) {
 
 collective_operation::collective_operation(collective_call x, uint64_t self,
                                            collective_plan plan,
-                                           uint64_t unasked, sent_ahead& ahead,
-                                           block_pool& pool, sender send,
-                                           wake sent)
+                                           const surroundings& around,
+                                           callbacks tell)
   : call_(std::move(x)),
     self_(self),
     plan_(std::move(plan)),
-    unasked_limit_(unasked),
-    ahead_(ahead),
-    pool_(pool),
-    send_(std::move(send)),
-    sent_(std::move(sent)),
+    around_(around),
+    tell_(std::move(tell)),
     unasked_(call_.label.group.size()),
     told_(call_.label.group.size()),
     to_tell_(call_.label.group.size()),
@@ -50,7 +52,7 @@ void collective_operation::prepare(const collective_plan::piece& x) {
   running_piece result;
   result.plan = x;
   if (x.apart) {
-    auto block = pool_.take(x.range.size);
+    auto block = take_memory(x.range.size);
     result.memory = block.get();
     result.owner = std::move(block);
   } else {
@@ -72,6 +74,18 @@ void collective_operation::prepare(const collective_plan::piece& x) {
       owed_[from] += count;
   ++pieces_left_;
   pieces_.emplace(x.id, std::move(result));
+}
+
+std::shared_ptr<std::byte> collective_operation::take_memory(uint64_t size) {
+  if (!on_device())
+    return around_.pool.take(size);
+  try {
+    return around_.devices->allocate_sum(size);
+  } catch (const std::bad_alloc&) {
+    throw error{error_code::transport,
+                call_.describe() + ": out of memory on the device, which has "
+                  + "no " + std::to_string(size) + " bytes for sums"};
+  }
 }
 
 void collective_operation::count_neighbours() {
@@ -119,16 +133,32 @@ void collective_operation::begin() {
 }
 
 void collective_operation::send_input() {
+  // On a device every send is awaited, as it may fail there. Its copies to the
+  // host or the arena may come after the sum, so what that overwrites is copied
+  // as well.
+  auto copies = plan_.send_copies
+                && (!on_device() || call_.input == call_.output);
   for (auto& x : plan_.sends) {
-    auto from = bytes_at(call_.input, x.range.begin);
-    auto bytes = view(from, x.range.size, call_.owner);
-    if (plan_.send_copies) {
-      auto block = pool_.take(x.range.size);
-      copy(block.get(), from, x.range.size);
-      bytes = view(block.get(), x.range.size, block);
-    }
-    send_segments(x.to, x.piece, std::move(bytes), 0, !plan_.send_copies);
+    auto bytes = copies ? copy_of_input(x.range)
+                        : view(bytes_at(call_.input, x.range.begin),
+                               x.range.size, call_.owner, call_.ready);
+    if (broken_)
+      return;
+    send_segments(x.to, x.piece, std::move(bytes), 0, !copies || on_device());
   }
+}
+
+tensor_ref collective_operation::copy_of_input(byte_range range) {
+  auto from = bytes_at(call_.input, range.begin);
+  auto block = take_memory(range.size);
+  std::shared_ptr<device_event> done;
+  if (!on_device())
+    copy(block.get(), from, range.size);
+  else if (range.size > 0)
+    done = put({.count = range.size}, block.get(), {from});
+  if (done)
+    tell_.begun(done, {});
+  return view(block.get(), range.size, block, done);
 }
 
 void collective_operation::send_segments(uint64_t to, uint32_t piece,
@@ -137,7 +167,8 @@ void collective_operation::send_segments(uint64_t to, uint32_t piece,
   uint64_t begin = 0;
   do {
     auto size = std::min(plan_.segment, bytes.nbytes - begin);
-    auto part = view(bytes_at(bytes.data, begin), size, bytes.owner);
+    auto part = view(bytes_at(bytes.data, begin), size, bytes.owner,
+                     bytes.ready);
     give(to, writer_->segment({piece, offset + begin}, std::move(part)),
          counted);
     begin += size;
@@ -152,16 +183,16 @@ void collective_operation::give(uint64_t to, message x, bool counted) {
   told_[to] = true;
   if (counted)
     ++open_sends_;
-  send_(call_.label.group[to], std::move(x),
-        counted ? sent_ : std::function<void(const failure&)>{});
+  tell_.send(call_.label.group[to], std::move(x),
+             counted ? tell_.sent : std::function<void(const failure&)>{});
 }
 
 bool collective_operation::may_send(uint64_t to, uint64_t bytes) {
   if (heard_[to])
     return true;
   auto& sent = unasked_[to];
-  if (sent.bytes + bytes > unasked_limit_
-      || !ahead_.add(call_.label.group[to], bytes))
+  if (sent.bytes + bytes > around_.unasked
+      || !around_.ahead.add(call_.label.group[to], bytes))
     return false;
   sent += {1, bytes};
   return true;
@@ -171,12 +202,18 @@ bool collective_operation::may_send(uint64_t to, uint64_t bytes) {
 /// so a rank always announces itself; the one that joins second gets an answer.
 void collective_operation::say_joined(uint64_t to) {
   told_[to] = may_send(to, 0);
-  send_(call_.label.group[to],
-        told_[to] ? writer_->joined() : writer_->asking(), {});
+  tell_.send(call_.label.group[to],
+             told_[to] ? writer_->joined() : writer_->asking(), {});
 }
 
 void collective_operation::sent_one() {
   --open_sends_;
+}
+
+void collective_operation::worked_once(const device_event& done) {
+  --open_work_;
+  if (done.failed())
+    break_off(failed_device);
 }
 
 void collective_operation::leave(bool well) {
@@ -185,9 +222,9 @@ void collective_operation::leave(bool well) {
       continue;
     auto rank = call_.label.group[to];
     if (well && is_told_by_all())
-      ahead_.remove(rank, unasked_[to]);
+      around_.ahead.remove(rank, unasked_[to]);
     else
-      ahead_.leave(call_.label, rank, unasked_[to]);
+      around_.ahead.leave(call_.label, rank, unasked_[to]);
   }
 }
 
@@ -202,7 +239,7 @@ void collective_operation::take(uint64_t from, const collective_message& x) {
 void collective_operation::joined(uint64_t from) {
   if (heard_[from].exchange(true))
     return;
-  ahead_.remove(call_.label.group[from], unasked_[from]);
+  around_.ahead.remove(call_.label.group[from], unasked_[from]);
   std::vector<kept_send> kept;
   kept.swap(kept_);
   for (auto& x : kept) {
@@ -234,6 +271,15 @@ void collective_operation::take_segment(uint64_t from,
   auto nth = static_cast<size_t>(source - sources.begin());
   if (s.missing == 0 || s.given[nth].owner || s.given[nth].data != nullptr)
     refuse(call_, rank + " sent a segment twice");
+  if (bytes.nbytes > 0 && bytes.device != call_.device) {
+    if (bytes.home == device_ref{})
+      refuse(call_, rank + " sent a segment that is not on a device");
+    if (look_at_device())
+      return;
+    return break_off("out of memory on the device, which has no "
+                     + std::to_string(bytes.nbytes) + " bytes for what " + rank
+                     + " sent");
+  }
   s.given[nth] = bytes;
   // An empty segment may have no memory, but it has arrived.
   if (bytes.data == nullptr)
@@ -252,41 +298,91 @@ byte_range collective_operation::range_of(const running_piece& x,
 void collective_operation::finish(running_piece& x, size_t index) {
   auto& s = x.segments[index];
   auto range = range_of(x, index);
-  add_up(x, s, range);
-  auto result = view(x.memory + range.begin, range.size, x.owner);
+  auto done = add_up(x, s, range);
+  if (broken_)
+    return;
+  auto result = view(x.memory + range.begin, range.size, x.owner,
+                     done ? done : call_.ready);
   auto is_copy = x.plan.sources.size() == 1 && x.plan.sources[0] != self_;
   if (is_copy)
     result = view(s.given[0].data, range.size, s.given[0].owner);
   // Sends from the user's memory must complete before that may change.
-  auto counted = !is_copy && !x.plan.apart;
+  auto counted = (!is_copy && !x.plan.apart) || on_device();
   for (auto to : x.plan.forward)
     send_segments(to, x.plan.forward_as, result, range.begin, counted);
+  if (done)
+    tell_.begun(std::move(done), std::move(s.given));
   s.given.clear();
   if (--x.left == 0)
     --pieces_left_;
 }
 
-void collective_operation::add_up(running_piece& x, segment& s,
-                                  byte_range range) {
+/// @returns when it is done; null: it is
+std::shared_ptr<device_event> collective_operation::add_up(running_piece& x,
+                                                           const segment& s,
+                                                           byte_range range) {
   auto to = x.memory + range.begin;
   auto own = bytes_at(call_.input, x.plan.own + range.begin);
   std::vector<const void*> inputs;
   for (size_t i = 0; i < s.given.size(); ++i)
     inputs.push_back(x.plan.sources[i] == self_ ? own : s.given[i].data);
+  if (inputs.size() == 1 && !on_device()) {
+    copy(to, inputs[0], range.size);
+    return nullptr;
+  }
+  if (range.size == 0 || (inputs.size() == 1 && to == inputs[0]))
+    return nullptr;
   if (inputs.size() == 1)
-    return copy(to, inputs[0], range.size);
-  if (range.size == 0)
-    return;
+    return put({.count = range.size}, to, inputs);
   std::optional<uint64_t> divisor;
   if (call_.what.op == reduce_op::mean && x.plan.last_sum)
     divisor = call_.label.group.size();
-  combine(call_.what.type, call_.what.op, to, inputs,
-          range.size / size_of(call_.what.type), divisor);
+  auto [type, op] = std::pair{call_.what.type, call_.what.op};
+  auto count = range.size / size_of(type);
+  if (on_device())
+    return put({type, op, count, divisor}, to, inputs);
+  combine(type, op, to, inputs, count, divisor);
+  return nullptr;
 }
 
-tensor_ref collective_operation::view(const void* data, uint64_t size,
-                                      std::shared_ptr<const void> owner) const {
+/// On the device. Whoever sent something is not to blame if that fails.
+std::shared_ptr<device_event>
+collective_operation::put(const combination& x, std::byte* to,
+                          const std::vector<const void*>& inputs) try {
+  auto result = around_.devices->combine(x, to, inputs, call_.ready);
+  ++open_work_;
+  return result;
+} catch (const std::bad_alloc&) {
+  break_off("out of memory on the device, for a sum");
+  return nullptr;
+} catch (const error& e) {
+  break_off(e.cause().text);
+  return nullptr;
+}
+
+failure collective_operation::look_at_device() {
+  if (call_.ready && call_.ready->failed())
+    break_off(failed_device);
+  return broken_;
+}
+
+void collective_operation::break_off(const std::string& why) {
+  if (!broken_)
+    broken_ = {error_code::transport,
+               call_.label.group[self_],
+               {},
+               call_.describe() + ": " + why};
+}
+
+tensor_ref
+collective_operation::view(const void* data, uint64_t size,
+                           std::shared_ptr<const void> owner,
+                           std::shared_ptr<device_event> ready) const {
   tensor_ref result;
+  if (size > 0) {
+    result.device = call_.device;
+    result.ready = std::move(ready);
+  }
   result.data = data;
   result.nbytes = size;
   result.shape = {static_cast<int64_t>(size)};
@@ -324,6 +420,8 @@ collective_operation::missing() const {
       owing.push_back(call_.label.group[i]);
   if (!owing.empty())
     return {text + " (to come of " + text_of(owing) + ')', owing.front()};
+  if (open_work_ > 0)
+    text += " (to be finished by the device)";
   return {text, std::nullopt};
 }
 

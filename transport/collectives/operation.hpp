@@ -3,6 +3,7 @@
 #include "transport/collectives/collective_message.hpp"
 #include "transport/collectives/collective_plan.hpp"
 #include "transport/collectives/sent_ahead.hpp"
+#include "transport/device_ops.hpp"
 #include "transport/memory/block_pool.hpp"
 #include "transport/wait.hpp"
 
@@ -19,7 +20,8 @@
 namespace smp {
 
 /// One collective on one rank: carries out its plan as messages arrive. Not
-/// thread-safe, except for what a wait may look at.
+/// thread-safe, except for what a wait may look at. On a device it only begins
+/// copies and sums, and messages wait for them on their way.
 class collective_operation {
 public:
   /// Sends a message. `sent` is called on any thread, and may be empty.
@@ -29,12 +31,29 @@ public:
   /// Called, on any thread, when a send is done that the end waits for.
   using wake = std::function<void(const failure&)>;
 
+  /// The device has begun something that the end waits for, and for which
+  /// `read` has to stay.
+  using work = std::function<void(std::shared_ptr<device_event> done,
+                                  std::vector<tensor_ref> read)>;
+
+  /// What all operations of a rank share.
+  struct surroundings {
+    uint64_t unasked; // limit of bytes to a rank that was not heard from yet
+    sent_ahead& ahead;
+    block_pool& pool;
+    device_ops* devices; // null: none
+  };
+
+  struct callbacks {
+    sender send;
+    wake sent;
+    work begun;
+  };
+
   /// @param self position in the group
-  /// @param unasked limit of bytes to a rank that was not heard from yet
-  /// @param ahead shared by all operations of this rank
+  /// @throws error (transport) if the device has no memory for it
   collective_operation(collective_call x, uint64_t self, collective_plan plan,
-                       uint64_t unasked, sent_ahead& ahead, block_pool& pool,
-                       sender send, wake sent);
+                       const surroundings& around, callbacks tell);
 
   // -- steps ------------------------------------------------------------------
 
@@ -51,12 +70,28 @@ public:
   /// One of its sends is done.
   void sent_one();
 
+  /// Something that the device has begun is done, or it has failed.
+  void worked_once(const device_event& done);
+
   /// The call is over here. What was sent to ranks not heard from still counts.
   void leave(bool well);
 
   /// @returns whether all is done: sent, received and summed.
   bool complete() const noexcept {
-    return pieces_left_ == 0 && open_sends_ == 0 && kept_.empty();
+    return pieces_left_ == 0 && open_sends_ == 0 && kept_.empty()
+           && open_work_ == 0;
+  }
+
+  bool on_device() const noexcept {
+    return call_.what.on_device;
+  }
+
+  /// @returns that the device has failed, if it has
+  failure look_at_device();
+
+  /// @returns what the device refused; empty: nothing
+  const failure& broken() const noexcept {
+    return broken_;
   }
 
   const collective_call& call() const noexcept {
@@ -105,8 +140,10 @@ private:
   };
 
   void prepare(const collective_plan::piece& x);
+  std::shared_ptr<std::byte> take_memory(uint64_t size);
   void count_neighbours();
   void send_input();
+  tensor_ref copy_of_input(byte_range range);
   void send_segments(uint64_t to, uint32_t piece, tensor_ref bytes,
                      uint64_t offset, bool counted);
   void give(uint64_t to, message x, bool counted);
@@ -117,25 +154,29 @@ private:
   void take_segment(uint64_t from, const piece_segment& where,
                     const tensor_ref& bytes);
   void finish(running_piece& x, size_t index);
-  void add_up(running_piece& x, segment& s, byte_range range);
+  std::shared_ptr<device_event> add_up(running_piece& x, const segment& s,
+                                       byte_range range);
+  void break_off(const std::string& why);
+  std::shared_ptr<device_event> put(const combination& x, std::byte* to,
+                                    const std::vector<const void*>& inputs);
   byte_range range_of(const running_piece& x, size_t index) const;
   tensor_ref view(const void* data, uint64_t size,
-                  std::shared_ptr<const void> owner) const;
+                  std::shared_ptr<const void> owner,
+                  std::shared_ptr<device_event> ready = {}) const;
 
   collective_call call_;
   const uint64_t self_;
   const collective_plan plan_;
-  const uint64_t unasked_limit_;
-  sent_ahead& ahead_;
-  block_pool& pool_;
-  const sender send_;
-  const wake sent_;
+  const surroundings around_;
+  const callbacks tell_;
   std::optional<collective_writer> writer_; // once there is a number
   const completion_ptr done_ = std::make_shared<completion>();
 
   std::map<uint32_t, running_piece> pieces_;
   size_t pieces_left_ = 0;
   size_t open_sends_ = 0;
+  std::atomic<size_t> open_work_ = 0; // of the device
+  failure broken_;
   std::vector<kept_send> kept_;
   /// What was sent to a rank before it was heard from, by position.
   std::vector<message_amount> unasked_;

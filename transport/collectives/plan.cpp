@@ -83,8 +83,11 @@ collective_plan make_plan(const collective_call& x, uint64_t self,
   // different ones. Only their owners know the number of rows, so those take
   // the largest size.
   auto part = has_parts(x.what.kind) ? bytes : bytes / x.label.group.size();
-  auto wanted = x.what.rows.empty() ? part / 4 : limits.largest_segment;
-  wanted = std::clamp(wanted, limits.least_segment, limits.largest_segment);
+  auto there = x.what.on_device;
+  auto least = there ? limits.least_device_segment : limits.least_segment;
+  auto largest = there ? limits.largest_device_segment : limits.largest_segment;
+  auto wanted = x.what.rows.empty() ? part / 4 : largest;
+  wanted = std::clamp(wanted, least, largest);
   result.segment = (wanted + piece_alignment - 1) / piece_alignment
                    * piece_alignment;
   return result;

@@ -213,13 +213,16 @@ TEST_CASE("without a bound executions queue up on the device",
 
 TEST_CASE("the host waits for no device within a step", "[runtime][device]") {
   auto fast = GENERATE(std::optional<bool>{}, std::optional{false});
-  auto world = device_world(2);
+  auto replicas = GENERATE(false, true);
+  CAPTURE(replicas);
+  auto world = device_world(replicas ? 1 : 2);
   world.config.fast_mode = fast;
+  world.config.ddp = replicas;
   sim::host_wait_counts waits;
   rank_device::memory memory;
   run_virtual_world(2, world, [&](session& s) {
     distributed_model model{
-      test::seeded([&] { return there_and_back{s.size()}; })};
+      test::seeded([&] { return there_and_back{replicas ? 1 : s.size()}; })};
     auto train_step = training_step(model);
     // What calls return, and the sizes of what operators return, is learnt.
     for (int i = 0; i < 4; ++i) {

@@ -219,6 +219,19 @@ TEST_CASE("between two, what a root gives or takes goes over the wire once",
     }
 }
 
+TEST_CASE("segments on devices have megabytes, a few for each part",
+          "[transport][collective_plan]") {
+  auto segment = [](int64_t count, bool on_device) {
+    auto x = call_of(collective_kind::allreduce, 2, count, 0);
+    x.what.on_device = on_device;
+    return make_plan(x, 0, {}, places_of(x.label.group, {})).segment;
+  };
+  CHECK(segment(4 << 20, false) == 256 << 10);
+  CHECK(segment(4 << 20, true) == 2 << 20);
+  CHECK(segment(64 << 20, true) == 4 << 20);
+  CHECK(segment(1, true) == 1 << 20);
+}
+
 TEST_CASE("where every rank is a root, each sends the others theirs once",
           "[transport][collective_plan]") {
   constexpr int64_t count = 1 << 18;
