@@ -5,6 +5,7 @@
 #include "partition/module_tree.hpp"
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>

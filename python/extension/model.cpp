@@ -53,6 +53,12 @@ py::dict dict_of(F f) {
   return as_dict(found);
 }
 
+/// @param x what stands for the root, or any other module
+module_ptr module_of(py::handle x) {
+  return py::isinstance<python_module>(x) ? x.cast<module_ptr>()
+                                          : called_module_of(x);
+}
+
 void bind_class(py::module_& m) {
   py::class_<python_model>(m, "Model")
     .def(py::init<module_ptr>(), without_lock{})
@@ -128,20 +134,19 @@ void bind_model(py::module_& m) {
         [](const at::Tensor& x) { return is_placeholder(x); });
   m.def("is_deferred", [](const at::Tensor& x) { return is_deferred(x); });
   m.def("set_partition", [](py::handle x, uint32_t pp_rank) {
-    set_partition(*called_module_of(x), pp_rank);
+    set_partition(*module_of(x), pp_rank);
   });
   m.def("set_stateful", [](py::handle x, std::string why) {
-    set_stateful(*called_module_of(x), std::move(why));
+    set_stateful(*module_of(x), std::move(why));
   });
   m.def("set_tensor_parallelism",
         [](py::handle x, bool enabled, std::string optimize) {
-          set_tensor_parallelism(*called_module_of(x), enabled,
-                                 {std::move(optimize)});
+          set_tensor_parallelism(*module_of(x), enabled, {std::move(optimize)});
         });
   m.def("set_activation_checkpointing",
         [](py::handle x, std::string strategy, bool preserve_rng_state) {
           set_activation_checkpointing(
-            *called_module_of(x), {std::move(strategy), preserve_rng_state});
+            *module_of(x), {std::move(strategy), preserve_rng_state});
         });
 }
 

@@ -4,50 +4,61 @@ import functools
 
 import torch
 
-from . import _core
+from . import _core, _state
 from ._errors import Error
 
 _originals = {}
 
 
-def _install(module, name, before):
+def _install(module, name, make):
     original = getattr(module, name)
+    _originals[module, name] = original
+    setattr(module, name, functools.wraps(original)(make(original)))
 
-    @functools.wraps(original)
+
+def _backward(original):
     def call(*args, **kwargs):
-        before()
+        # Inside of a step: what torch's engine looks at must have arrived.
+        if _core.prepare_backward():
+            raise Error(
+                "loss.backward() inside of a step: write model.backward(loss), "
+                "which runs across ranks when the schedule says so"
+            )
         return original(*args, **kwargs)
 
-    _originals[module, name] = original
-    setattr(module, name, call)
+    return call
 
 
-def _before_backward():
-    # Inside of a step: what torch's engine looks at must have arrived.
-    if _core.prepare_backward():
-        raise Error(
-            "loss.backward() inside of a step: write model.backward(loss), which "
-            "runs across ranks when the schedule says so"
-        )
+def _grad(original):
+    def call(*args, **kwargs):
+        _core.prepare_backward()
+        return original(*args, **kwargs)
+
+    return call
 
 
-def _before_grad():
-    _core.prepare_backward()
+def _clip(original):
+    def call(parameters, *args, **kwargs):
+        xs = parameters
+        if not isinstance(xs, torch.Tensor):
+            xs = list(parameters)
+            model = _state.model() if _state.model is not None else None
+            own = () if model is None else model.module.parameters()
+            if {id(p) for p in own} & {id(p) for p in xs}:
+                raise Error(
+                    "torch's clip_grad_norm_ sees the gradients of one rank "
+                    "only: write smp.clip_grad_norm_(model, max_norm)"
+                )
+        return original(xs, *args, **kwargs)
 
-
-def _before_clip():
-    if _core.running():
-        raise Error(
-            "torch's clip_grad_norm_ sees the gradients of one rank only: write "
-            "smp.clip_grad_norm_(model, max_norm)"
-        )
+    return call
 
 
 def install():
     if not _originals:
-        _install(torch.autograd, "backward", _before_backward)
-        _install(torch.autograd, "grad", _before_grad)
-        _install(torch.nn.utils, "clip_grad_norm_", _before_clip)
+        _install(torch.autograd, "backward", _backward)
+        _install(torch.autograd, "grad", _grad)
+        _install(torch.nn.utils, "clip_grad_norm_", _clip)
 
 
 def remove():

@@ -39,6 +39,7 @@ class DistributedModel(torch.nn.Module):
         _state.optimizers.clear()
         _state.updates = 0
         _place_by_name(module)
+        _apply_marks()
 
     # -- calls -----------------------------------------------------------------
 
@@ -235,33 +236,51 @@ def _place_by_name(module):
             raise Error(
                 f"smp.manual_partition: there is no module '{path}'"
             ) from None
-        _core.set_partition(found, pp_rank)
+        set_partition(found, pp_rank)
 
 
 # -- marks ---------------------------------------------------------------------
 
 
+def _mark(name, module, *args):
+    """Made before there is a model, a mark waits for it: which module is the
+    root is known only then."""
+    model = _state.model() if _state.model is not None else None
+    if model is None:
+        _state.marks.append((name, weakref.ref(module), args))
+    else:
+        x = model._root if module is model.module else module
+        getattr(_core, name)(x, *args)
+
+
+def _apply_marks():
+    marks, _state.marks = _state.marks, []
+    for name, module, args in marks:
+        if module() is not None:
+            _mark(name, module(), *args)
+
+
 def set_partition(module, pp_rank):
     """Places ``module``, with all below it, before the first step."""
-    _core.set_partition(module, pp_rank)
+    _mark("set_partition", module, pp_rank)
 
 
 def set_stateful(module, why):
     """Says that ``module`` keeps state that smp cannot see, such as a file:
     microbatches pass it in order. Its attributes need no declaration."""
-    _core.set_stateful(module, why)
+    _mark("set_stateful", module, why)
 
 
 def set_tensor_parallelism(module, enabled=True, optimize=""):
     """Tensor-parallel ranks share ``module`` and those below it, or do not."""
-    _core.set_tensor_parallelism(module, enabled, optimize)
+    _mark("set_tensor_parallelism", module, enabled, optimize)
 
 
 def set_activation_checkpointing(
     module, strategy="each", preserve_rng_state=True
 ):
     """Backward computes ``module`` again instead of keeping its activations."""
-    _core.set_activation_checkpointing(module, strategy, preserve_rng_state)
+    _mark("set_activation_checkpointing", module, strategy, preserve_rng_state)
 
 
 class _marks:
@@ -293,7 +312,7 @@ class partition(_marks):
         self._pp_rank = pp_rank
 
     def _mark(self, module):
-        _core.set_partition(module, self._pp_rank)
+        set_partition(module, self._pp_rank)
 
 
 class tensor_parallelism(_marks):
@@ -303,7 +322,7 @@ class tensor_parallelism(_marks):
         self._how = enabled, optimize
 
     def _mark(self, module):
-        _core.set_tensor_parallelism(module, *self._how)
+        set_tensor_parallelism(module, *self._how)
 
 
 @contextlib.contextmanager

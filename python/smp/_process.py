@@ -71,6 +71,7 @@ def init(config=None, **options):
     _state.model = None
     _state.optimizers.clear()
     _state.updates = 0
+    _state.marks.clear()
     _state.options = options
     end_on_uncaught_exceptions()
     _autograd.install()

@@ -4,6 +4,7 @@ from ._errors import Error
 
 model = None  # weak reference to the DistributedModel
 optimizers = []  # weak references
+marks = []  # of modules before there is a model
 updates = 0  # of the model so far, as its first optimizer counts
 options = {}  # of smp.init
 manual_partition = {}  # pp_ranks by module

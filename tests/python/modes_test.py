@@ -228,6 +228,14 @@ def the_state_of_an_optimizer():
     assert again["head.bias/step"].item() == 3
 
 
+# What two ranks hold of the weights that they share.
+HALVES = {
+    "table.weight": ([16, 16], [8, 32]),
+    "up.weight": ([32, 32], [64, 16]),
+    "down.weight": ([16, 64], [32, 32]),
+}
+
+
 class Shared(nn.Module):
     def __init__(self):
         super().__init__()
@@ -259,13 +267,22 @@ def modules_that_ranks_share():
     def mark(model):
         smp.set_tensor_parallelism(model.module)
 
-    compare(
-        Shared(),
-        batch,
-        lambda m, b: F.cross_entropy(m(b["i"], b["x"]), b["y"]),
-        prepare=mark,
-        within=1e-5,
-    )
+    def loss_of(m, b):
+        return F.cross_entropy(m(b["i"], b["x"]), b["y"])
+
+    model = compare(Shared(), batch, loss_of, prepare=mark, within=1e-5)
+    shapes = {n: list(x.shape) for n, x in model.local_named_parameters()}
+    cut = sum(shapes.get(name) in halves for name, halves in HALVES.items())
+    wanted = sum(name in shapes for name in HALVES)
+    assert cut == wanted > 0, shapes
+    assert model.state_dict()["up.weight"].shape == (64, 32)
+    whole = Shared()
+    whole.up.register_forward_hook(lambda m, a, out: out)
+    del model
+    smp.set_tensor_parallelism(whole)
+    model = compare(whole, batch, loss_of, within=1e-5)
+    shapes = {n: list(x.shape) for n, x in model.local_named_parameters()}
+    assert shapes.get("up.weight", [64, 32]) == [64, 32], shapes
 
 
 @case
