@@ -207,6 +207,11 @@ def _refuse_wrappers(module):
         raise Error(
             f"smp.DistributedModel takes a module, not a {type(module)}"
         )
+    if type(module).__name__ == "OptimizedModule":
+        raise Error(
+            "smp.DistributedModel takes the module itself, not what "
+            "torch.compile made of it: compile its blocks, block.compile()"
+        )
     for path, x in module.named_modules():
         name = type(x).__name__
         if name in (

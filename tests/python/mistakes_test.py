@@ -162,6 +162,11 @@ def mistakes_have_a_way_out():
     )
     expect(
         smp.Error,
+        "block.compile()",
+        lambda: smp.DistributedModel(torch.compile(Net(), backend="eager")),
+    )
+    expect(
+        smp.Error,
         "DistributedModel before it",
         lambda: smp.save_checkpoint("x"),
     )

@@ -38,7 +38,7 @@ options = {"pipeline_parallel_degree": 2, "microbatches": 4}
 if how == "wrong-key":
     options["microbatchs"] = 4
 if how == "lock":
-    options["monitor"] = {"stall_timeout": 2.0, "on_stall": "end"}
+    options["monitor"] = {"stall_timeout": 5.0, "on_stall": "end"}
 smp.init(options)
 net = Net()
 for i, block in enumerate(net.h):
@@ -93,6 +93,8 @@ for step in range(2000 if how == "interrupt" else 4):
         optimizer.zero_grad()
         train_step(x, y)
         optimizer.step()
-print("done on rank", smp.rank(), flush=True)
+# In one piece: ranks may share the console.
+sys.stdout.write(f"done on rank {smp.rank()}\n")
+sys.stdout.flush()
 if how == "no-shutdown":
     os.environ["X"] = "1"  # the end of the program ends the session
