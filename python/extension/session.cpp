@@ -12,6 +12,7 @@
 #include "runtime/values/tensor_bytes.hpp"
 #include "runtime/values/value_codec.hpp"
 
+#include <fmt/format.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <map>
@@ -61,6 +62,14 @@ begin(const std::string& text, const std::string& name,
   auto here = read_rank_environment();
   auto config = program_config(text, name, settings, "smp.init",
                                here ? here->world_size : 1);
+  auto parts = config.smp.pipeline_parallel_degree
+               * config.smp.tensor_parallel_degree;
+  if (!here && parts > 1)
+    throw config_error(
+      fmt::format("the model is divided among {} ranks, but this process is "
+                  "alone: start the program with python -m smp.run -n {}, or "
+                  "with torchrun --nproc-per-node {}",
+                  parts, parts, parts));
   config.smp.print_partition = true;
   if (auto i = of_programs.find("average_grads_across_microbatches");
       i != of_programs.end())

@@ -63,6 +63,9 @@ def main():
     expect([*ranks, "lock"], 4, "waits for the execution token")
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", FAULTY]
     expect([*torchrun, "no-shutdown"], 0, "done on rank 0", "done on rank 1")
+    expect(
+        [FAULTY, "alone"], 1, "start the program with python -m smp.run -n 2"
+    )
     expect(["-m", "smp.run", "-n", "0", FAULTY], 2, "1 or more")
     expect(["-m", "smp.run", "none.py"], 2, "none.py: no such file")
     expect(["-m", "smp.run", "--help"], 0, "Exit codes")
