@@ -381,6 +381,9 @@ def clip():
 def resnet18():
     import torchvision
 
+    if smp.data_size() > 1:
+        return  # a batch norm over two numbers amplifies any last digit
+
     torch.manual_seed(0)
     image_classifier(torchvision.models.resnet18(num_classes=10), within=2e-5)
 
