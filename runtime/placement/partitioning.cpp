@@ -491,8 +491,8 @@ void partitioning::place() {
     owners[i] = pipeline.at(found.module_device.at(i));
   map_.recompute(regions_of(map_.model(), found.checkpointed, owners));
   map_.place(std::move(owners));
-  map_.order_again(found.changing);
   declare(found.stateful);
+  map_.order_again(found.changing);
   shared_ = std::move(found.shared);
   std::vector<module_id> together;
   for (auto& x : shared_)

@@ -227,9 +227,7 @@ void model_state::keep_order_of(const std::map<uint32_t, std::string>& xs) {
       if (i != module && modules[i].type == modules[module].type)
         map_.order().declare(i, why);
   }
-  rank_.records().outdate();
-  partitioning_.set_order();
-  promises_.reconsider();
+  order_again({});
 }
 
 void model_state::run_serially(const std::set<module_id>& modules) {
