@@ -51,17 +51,10 @@ void translate(std::exception_ptr x) {
   }
 }
 
-error_code code_called(const std::string& name) {
-  for (uint8_t i = 0; i <= static_cast<uint8_t>(last_of(error_code{})); ++i)
-    if (name == to_string(static_cast<error_code>(i)))
-      return static_cast<error_code>(i);
-  return error_code::user_code;
-}
-
 /// The reverse of `exception_of`.
 failure cause_of(py::handle x) {
   failure result;
-  result.code = code_called(py::str(x.attr("code")));
+  result.code = error_code_called(py::str(x.attr("code")));
   if (auto rank = x.attr("rank"); !rank.is_none())
     result.rank = rank_id{rank.cast<uint64_t>()};
   result.module = py::str(x.attr("module"));
@@ -122,6 +115,13 @@ py::object take_exception(const std::string& text) {
   py::object result = found == exceptions.end() ? py::none() : found->second;
   exceptions.clear();
   return result;
+}
+
+error_code error_code_called(const std::string& name) {
+  for (uint8_t i = 0; i <= static_cast<uint8_t>(last_of(error_code{})); ++i)
+    if (name == to_string(static_cast<error_code>(i)))
+      return static_cast<error_code>(i);
+  return error_code::user_code;
 }
 
 std::string path_of_class(py::handle type) {

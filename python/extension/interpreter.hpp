@@ -40,14 +40,12 @@ private:
 /// An object that a thread without the lock may drop.
 class shared_object {
 public:
-  shared_object() = default;
-
   explicit shared_object(py::object x) : object_(std::move(x)) {
     // nop
   }
 
-  shared_object(shared_object&&) = default;
-  shared_object& operator=(shared_object&&) = delete;
+  shared_object(const shared_object&) = delete;
+  shared_object& operator=(const shared_object&) = delete;
 
   ~shared_object();
 
@@ -59,14 +57,11 @@ private:
   py::object object_;
 };
 
-/// Runs `f`, the user's code. With the lock.
-/// @throws error, or `tracer::finished`, for what `f` raises
-template <class F>
-auto user_code(F&& f);
-
 /// @throws what the exception of Python means to the engine
 [[noreturn]] void rethrow_for_engine(py::error_already_set& x);
 
+/// Runs `f`, the user's code. With the lock.
+/// @throws error, or `tracer::finished`, for what `f` raises
 template <class F>
 auto user_code(F&& f) {
   try {
@@ -79,6 +74,9 @@ auto user_code(F&& f) {
 /// @returns the exception of which `rethrow_for_engine` said that, or None; and
 /// forgets all
 py::object take_exception(const std::string& text);
+
+/// @returns the kind of error of that name; of another name, that of user code
+error_code error_code_called(const std::string& name);
 
 /// @returns the class's path: "torch.nn.modules.linear.Linear"
 std::string path_of_class(py::handle type);

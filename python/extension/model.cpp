@@ -1,11 +1,9 @@
 #include "python/extension/model.hpp"
 
 #include "python/extension/python_module.hpp"
-#include "runtime/deferred/deferred_init.hpp"
+#include "python/extension/values.hpp"
 #include "runtime/deferred/delay_param_initialization.hpp"
 #include "runtime/intercept/traced_model_call.hpp"
-#include "runtime/intercept/tracer.hpp"
-#include "runtime/lazy/placeholder.hpp"
 #include "runtime/session/activation_checkpointing.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
@@ -34,24 +32,6 @@ public:
 private:
   module_ptr root_;
 };
-
-py::dict as_dict(const named_tensors& xs) {
-  py::dict result;
-  for (auto& [name, x] : xs)
-    result[py::str(name)] = x;
-  return result;
-}
-
-/// Calls `f` without the lock, and makes a dict of what it returns.
-template <class F>
-py::dict dict_of(F f) {
-  named_tensors found;
-  {
-    py::gil_scoped_release meanwhile;
-    found = f();
-  }
-  return as_dict(found);
-}
 
 /// @param x what stands for the root, or any other module
 module_ptr module_of(py::handle x) {
@@ -90,7 +70,9 @@ void bind_class(py::module_& m) {
          })
     .def("local_module_names", &python_model::local_module_names)
     .def("local_parameters",
-         [](python_model& x) { return as_dict(x.local_named_parameters()); })
+         [](python_model& x) {
+           return dict_of([&] { return x.local_named_parameters(); });
+         })
     .def("local_state_dict",
          [](python_model& x) {
            return dict_of([&] { return x.local_state_dict(); });
@@ -129,10 +111,6 @@ void bind_model(py::module_& m) {
     .def(py::init<>())
     .def("again", &traced_model_call::again);
   py::class_<delay_param_initialization>(m, "Deferring").def(py::init<bool>());
-  m.def("tracing", [] { return tracer::current() != nullptr; });
-  m.def("is_placeholder",
-        [](const at::Tensor& x) { return is_placeholder(x); });
-  m.def("is_deferred", [](const at::Tensor& x) { return is_deferred(x); });
   m.def("set_partition", [](py::handle x, uint32_t pp_rank) {
     set_partition(*module_of(x), pp_rank);
   });

@@ -404,11 +404,7 @@ void bind_modules(py::module_& m) {
     }));
   py::class_<called_module, python_module, std::shared_ptr<called_module>>(
     m, "CalledModule")
-    .def("__call__", &called_module::operator())
-    .def_property_readonly(
-      "owner", [](const called_module& x) { return x.smp_hook.owner.value; });
-  m.def("module_of", &called_module_of,
-        "What stands for a module below the root.");
+    .def("__call__", &called_module::operator());
   m.def("release_module", &release_module);
 }
 

@@ -1,6 +1,7 @@
 #include "python/extension/python_optimizer.hpp"
 
 #include "python/extension/model.hpp"
+#include "python/extension/values.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 
 #include <torch/csrc/utils/pybind.h>
@@ -150,13 +151,6 @@ make_pair(const py::object& x, const py::module_& helper,
   return std::make_unique<optimizer_pair>(x, helper, options);
 }
 
-py::dict as_dict(const named_tensors& xs) {
-  py::dict result;
-  for (auto& [name, x] : xs)
-    result[py::str(name)] = x;
-  return result;
-}
-
 } // namespace
 
 distributed_optimizer& optimizer_of(py::handle x) {
@@ -183,15 +177,12 @@ void bind_optimizer(py::module_& m) {
       "loss_scale", [](optimizer_pair& x) { return x.outer.loss_scale(); })
     .def("state_dict",
          [](optimizer_pair& x) {
-           named_tensors found;
-           {
-             py::gil_scoped_release meanwhile;
-             found = x.outer.state_dict();
-           }
-           return as_dict(found);
+           return dict_of([&] { return x.outer.state_dict(); });
          })
     .def("local_state_dict",
-         [](optimizer_pair& x) { return as_dict(x.outer.local_state_dict()); })
+         [](optimizer_pair& x) {
+           return dict_of([&] { return x.outer.local_state_dict(); });
+         })
     .def("load_state_dict",
          [](optimizer_pair& x, const std::map<std::string, at::Tensor>& state) {
            py::gil_scoped_release meanwhile;

@@ -2,7 +2,6 @@
 #include "python/extension/model.hpp"
 #include "python/extension/values.hpp"
 #include "runtime/config/config_file.hpp"
-#include "runtime/device/cuda_libraries.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
@@ -78,7 +77,7 @@ begin(const std::string& text, const std::string& name,
   return config.manual_partition;
 }
 
-/// Ends the session, or without `all_is_well` what belongs to its process.
+/// Ends the session, after all ranks have come here.
 void end() {
   the_session.reset();
 }
@@ -113,14 +112,11 @@ int start_ranks(uint64_t ranks, std::vector<std::string> command,
 
 /// Ends this rank because of an exception that Python has printed.
 [[noreturn]] void end_after_exception(const std::string& code) {
-  auto lost = code == to_string(error_code::rank_down);
-  leave_word(lost ? last_word::heard : last_word::told);
+  auto kind = error_code_called(code);
+  leave_word(kind == error_code::rank_down ? last_word::heard
+                                           : last_word::told);
   remove_segments_of_lost_ranks();
-  auto exit_code = code == to_string(error_code::config)    ? 2
-                   : code == to_string(error_code::stalled) ? 4
-                   : code == to_string(error_code::numbers) ? 5
-                                                            : 3;
-  exit_at_once(exit_code);
+  exit_at_once(exit_code_of(kind));
 }
 
 comm_group group_of(const py::object& x) {
@@ -221,7 +217,6 @@ void bind_session(py::module_& m) {
   m.def("start_ranks", &start_ranks);
   m.def("end_after_exception", &end_after_exception);
   m.def("settle_process", &settle_process);
-  m.def("load_cuda", &load_cuda);
   m.def("microbatches", [] { return current().config().microbatches; });
   m.def("run_dir", [] { return current().run_dir(); });
   m.def("last_step", [] { return stats_of(current().last_step()); });

@@ -76,8 +76,6 @@ py::list run_step(const py::function& body, uint64_t microbatches,
 void bind_step(py::module_& m) {
   m.def("run_step", &run_step);
   m.def("prepare_backward", &prepare_backward);
-  m.def("skip_step", &detail::skip_step,
-        py::call_guard<py::gil_scoped_release>());
   m.def(
     "slice",
     [](const at::Tensor& x, uint64_t parts, uint64_t index, int64_t axis) {

@@ -7,6 +7,10 @@
 #include "python/extension/interpreter.hpp"
 #include "runtime/values/pack.hpp"
 
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace smp::python {
@@ -35,6 +39,20 @@ bool is_mutable(const value& x);
 /// Tells whether both are the same tree of the same tensors.
 bool same(const value& x, const std::vector<at::Tensor>& of_x, const value& y,
           const std::vector<at::Tensor>& of_y);
+
+/// @returns a dict of what `f` returns, for which it is called without the lock
+template <class F>
+py::dict dict_of(F f) {
+  std::vector<std::pair<std::string, at::Tensor>> found;
+  {
+    py::gil_scoped_release meanwhile;
+    found = f();
+  }
+  py::dict result;
+  for (auto& [name, x] : found)
+    result[py::str(name)] = x;
+  return result;
+}
 
 /// So that results of steps can be read as objects.
 struct any_object {

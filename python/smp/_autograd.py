@@ -42,7 +42,7 @@ def _clip(original):
         xs = parameters
         if not isinstance(xs, torch.Tensor):
             xs = list(parameters)
-            model = _state.model() if _state.model is not None else None
+            model = _state.current_model()
             own = () if model is None else model.module.parameters()
             if {id(p) for p in own} & {id(p) for p in xs}:
                 raise Error(

@@ -199,7 +199,7 @@ class DistributedModel(torch.nn.Module):
 
 
 def _alive():
-    return _state.model is not None and _state.model() is not None
+    return _state.current_model() is not None
 
 
 def _refuse_wrappers(module):
@@ -250,7 +250,7 @@ def _place_by_name(module):
 def _mark(name, module, *args):
     """Made before there is a model, a mark waits for it: which module is the
     root is known only then."""
-    model = _state.model() if _state.model is not None else None
+    model = _state.current_model()
     if model is None:
         _state.marks.append((name, weakref.ref(module), args))
     else:

@@ -90,7 +90,7 @@ def shutdown():
     does it too."""
     if not _core.running():
         return
-    model = _state.model() if _state.model is not None else None
+    model = _state.current_model()
     for x in _state.optimizers:
         if x() is not None:
             x()._core = None

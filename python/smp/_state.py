@@ -10,8 +10,13 @@ options = {}  # of smp.init
 manual_partition = {}  # pp_ranks by module
 
 
+def current_model():
+    """The session's model, or None."""
+    return model() if model is not None else None
+
+
 def model_of_session(what):
-    found = model() if model is not None else None
+    found = current_model()
     if found is None:
         raise Error(f"{what} needs an smp.DistributedModel before it")
     return found

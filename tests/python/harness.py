@@ -161,16 +161,11 @@ def compare(
     prepare(model)
     optimizer = smp.DistributedOptimizer(make(model.parameters()))
 
-    @smp.step
-    def train_step(model, batch):
-        loss = loss_of(model, batch)
-        model.backward(loss)
-        return loss
-
+    train_step = make_step(model, loss_of)
     losses = []
     for i in range(steps):
         optimizer.zero_grad()
-        loss = train_step(model, own_part(batch(i))).reduce_mean().item()
+        loss = train_step(own_part(batch(i))).reduce_mean().item()
         losses.append(sum(smp.allgather(loss)) / smp.size())
         optimizer.step()
     parts = 4 * smp.data_size()
@@ -244,6 +239,16 @@ def samples(i, n=16):
 
 def loss_of(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def make_step(model, loss_of=loss_of):
+    @smp.step
+    def train_step(batch):
+        loss = loss_of(model, batch)
+        model.backward(loss)
+        return loss
+
+    return train_step
 
 
 # Half of the blocks on each of two ranks, so that each step crosses.

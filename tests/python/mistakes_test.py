@@ -16,6 +16,7 @@ from harness import (
     compare,
     expect,
     loss_of,
+    make_step,
     ranks,
     run,
     samples,
@@ -38,21 +39,16 @@ def an_exception_in_a_module_of_another_rank():
         smp.set_partition(net.get_submodule(path), rank)
     model = smp.DistributedModel(net)
 
-    @smp.step
-    def train_step(model, batch):
-        loss = loss_of(model, batch)
-        model.backward(loss)
-        return loss
-
+    train_step = make_step(model)
     for _ in range(2):
-        e = expect(smp.Error, "KeyError", lambda: train_step(model, samples(0)))
+        e = expect(smp.Error, "KeyError", lambda: train_step(samples(0)))
         assert e.module == "h.3" and e.rank == 1, (e.module, e.rank, e)
         assert "in forward" in str(e) and "raise KeyError" in str(e), e
         assert isinstance(e.__cause__, KeyError) == (
             smp.rank() == 1
         ), e.__cause__
     net.h[3].boom = False
-    loss = train_step(model, samples(0)).reduce_mean().item()
+    loss = train_step(samples(0)).reduce_mean().item()
     assert loss > 0
 
 
@@ -111,14 +107,9 @@ def what_cannot_be_sent_is_named():
         smp.set_partition(net.get_submodule(path), rank)
     model = smp.DistributedModel(net)
 
-    @smp.step
-    def train_step(model, batch):
-        loss = loss_of(model, batch)
-        model.backward(loss)
-        return loss
-
+    train_step = make_step(model)
     e = expect(
-        smp.Error, "register_pytree_node", lambda: train_step(model, samples(0))
+        smp.Error, "register_pytree_node", lambda: train_step(samples(0))
     )
     assert "h.2" in str(e) and "argument 1" in str(e) and "Odd" in str(e), e
 

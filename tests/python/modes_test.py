@@ -17,6 +17,7 @@ from harness import (
     expect,
     largest_difference,
     loss_of,
+    make_step,
     own_part,
     ranks,
     run,
@@ -87,16 +88,6 @@ def clipping():
     for name, p in alone.named_parameters():
         gradient = model.gradients()[name]
         assert torch.allclose(gradient, p.grad, atol=1e-7), name
-
-
-def make_step(model):
-    @smp.step
-    def train_step(batch):
-        loss = loss_of(model, batch)
-        model.backward(loss)
-        return loss
-
-    return train_step
 
 
 @case
