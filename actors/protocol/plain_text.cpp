@@ -32,4 +32,14 @@ std::string plain_text(const caf::error& x) {
   return text;
 }
 
+caf::error error_of_exception(const std::exception_ptr& x) {
+  try {
+    std::rethrow_exception(x);
+  } catch (const std::exception& e) {
+    return caf::make_error(caf::sec::runtime_error, e.what());
+  } catch (...) {
+    return caf::make_error(caf::sec::runtime_error, "unknown exception");
+  }
+}
+
 } // namespace smp

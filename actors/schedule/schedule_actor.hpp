@@ -3,6 +3,7 @@
 // Schedules that users write, as actors with a published interface. The only
 // public header that includes CAF; docs/schedules.md shows how to use it.
 
+#include "actors/protocol/plain_text.hpp"
 #include "actors/protocol/schedule_interface.hpp"
 
 #include <caf/actor_system.hpp>
@@ -60,18 +61,10 @@ template <class Pointer>
 std::shared_ptr<const schedule_actor_type> make_schedule_actor_type(
   std::string name,
   schedule_actor::behavior_type (*f)(Pointer, schedule_setup)) {
-  // The text of an exception is more useful in an error than on a terminal.
   auto body = [f](Pointer self,
                   schedule_setup setup) -> schedule_actor::behavior_type {
-    self->set_exception_handler([](std::exception_ptr& x) {
-      try {
-        std::rethrow_exception(x);
-      } catch (const std::exception& e) {
-        return caf::make_error(caf::sec::runtime_error, e.what());
-      } catch (...) {
-        return caf::make_error(caf::sec::runtime_error, "unknown exception");
-      }
-    });
+    self->set_exception_handler(
+      [](std::exception_ptr& x) { return error_of_exception(x); });
     return f(self, std::move(setup));
   };
   auto spawn = [body](caf::actor_system& sys, const schedule_setup& setup,

@@ -250,18 +250,12 @@ void module_server_state::settle() {
 // caller that waits for the context than on a terminal.
 template <class F>
 void module_server_state::hand_over(const context_entry& to, F f) {
-  std::string what = "unknown exception";
   try {
     if (auto err = f())
       on_refused(err.text);
-    return;
-  } catch (const std::exception& e) {
-    what = e.what();
   } catch (...) {
-    // has its text
+    self->send_exit(to.actor, error_of_exception(std::current_exception()));
   }
-  self->send_exit(to.actor,
-                  caf::make_error(caf::sec::runtime_error, std::move(what)));
 }
 
 template <class T>
@@ -342,6 +336,8 @@ module_server(module_server_state::pointer self, server_options options,
     [self](const caf::exit_msg& x) { self->state.on_exit(x); });
   self->set_error_handler(
     [self](const caf::error& x) { self->state.on_refused(plain_text(x)); });
+  self->set_exception_handler(
+    [](std::exception_ptr& x) { return error_of_exception(x); });
   return {
     [self](const run_step& x) { self->state.enter(x); },
     [self](const step_plan& x) { self->state.core->plan(x); },

@@ -116,7 +116,8 @@ call backward_node::make_call(running_call& ex, const ag::variable_list& grads,
                             to_payload(asked), request.why);
   if (!waits)
     result = promise_call(std::move(result));
-  result.released = ex.rank().model()->promises->take_releases(request.owner);
+  result.released = ex.rank().model()->promises->take_releases(request.owner,
+                                                               ex.step());
   result.needs = std::move(needs);
   return result;
 }

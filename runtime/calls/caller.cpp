@@ -371,7 +371,7 @@ call_result outgoing_call::send(value args, result_plan plan,
   if (recorded && ex_.rank().records().foretells())
     request->recorded = std::move(recorded);
   c.plan = request;
-  c.released = book_.take_releases(owner_);
+  c.released = book_.take_releases(owner_, ex_.step());
   call_reply reply;
   if (auto answer = smp::send(ex_, std::move(c), request)) {
     reply = *std::move(answer);

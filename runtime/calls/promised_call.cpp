@@ -408,10 +408,14 @@ void promise_book::release(rank_id who, object_id x) {
   releases_[who].push_back(x);
 }
 
-std::vector<object_id> promise_book::take_releases(rank_id who) {
+std::vector<object_id> promise_book::take_releases(rank_id who, step_id s) {
   std::lock_guard guard{mutex_};
   auto i = releases_.extract(who);
-  return i ? std::move(i.mapped()) : std::vector<object_id>{};
+  if (!i)
+    return {};
+  std::erase_if(i.mapped(),
+                [s](auto& x) { return x.generation != generation_of(s); });
+  return std::move(i.mapped());
 }
 
 void promise_book::end_step() {

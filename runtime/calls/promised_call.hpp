@@ -292,7 +292,10 @@ public:
   /// Marks `x` as no longer needed: the next request to `who` carries that.
   void release(rank_id who, object_id x);
 
-  std::vector<object_id> take_releases(rank_id who);
+  /// @returns what `who` can let go of in step `s`. Of results of other steps
+  /// it did so by itself: one that lives on, as in the traceback of a failed
+  /// step, is released at any time.
+  std::vector<object_id> take_releases(rank_id who, step_id s);
 
   /// Forgets pending releases: each rank drops everything by itself.
   void end_step();

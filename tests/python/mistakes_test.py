@@ -2,6 +2,7 @@
 """What goes wrong in modules and steps, and what is refused."""
 
 import copy
+import gc
 import io
 
 import torch
@@ -55,10 +56,11 @@ def an_exception_in_a_module_of_another_rank():
 @case
 def an_exception_in_the_body():
     model = smp.DistributedModel(Net())
+    kept = []
 
     @smp.step
     def train_step(model, batch):
-        loss_of(model, batch)
+        kept.append(loss_of(model, batch))
         raise ValueError("in the body")
 
     for _ in range(2):
@@ -66,6 +68,9 @@ def an_exception_in_the_body():
             smp.Error, "in the body", lambda: train_step(model, samples(0))
         )
         assert isinstance(e.__cause__, ValueError) == (smp.rank() == 0), e
+        del e
+        gc.collect()
+        kept.clear()  # results of a step that is over, before the next
 
 
 @case

@@ -293,10 +293,10 @@ TEST_CASE("what is no longer needed is said once, and forgotten with the step",
   book.release(rank_id{1}, x);
   book.release(rank_id{1}, y);
   book.release(rank_id{2}, x);
-  CHECK((book.take_releases(rank_id{1}) == std::vector{x, y}));
-  CHECK(book.take_releases(rank_id{1}).empty());
+  CHECK((book.take_releases(rank_id{1}, step_id{1}) == std::vector{x, y}));
+  CHECK(book.take_releases(rank_id{1}, step_id{1}).empty());
   book.end_step();
-  CHECK(book.take_releases(rank_id{2}).empty());
+  CHECK(book.take_releases(rank_id{2}, step_id{1}).empty());
 }
 
 TEST_CASE("all ranks that heard of a promise are told that it can go",
@@ -309,15 +309,20 @@ TEST_CASE("all ranks that heard of a promise are told that it can go",
       promised_value x{*rank, request_with(false), 0, id, {}};
       x.tell(rank_id{3});
       x.tell(rank_id{3});
-      CHECK(book.take_releases(rank_id{1}).empty());
+      CHECK(book.take_releases(rank_id{1}, step_id{1}).empty());
     }
-    CHECK((book.take_releases(rank_id{1}) == std::vector{id}));
-    CHECK((book.take_releases(rank_id{3}) == std::vector{id}));
+    CHECK((book.take_releases(rank_id{1}, step_id{1}) == std::vector{id}));
+    CHECK((book.take_releases(rank_id{3}, step_id{1}) == std::vector{id}));
+  }
+  SECTION("between its step and the next") {
+    promises_of(*rank).end_step();
+    { promised_value x{*rank, request_with(false), 0, id, {}}; }
+    CHECK(book.take_releases(rank_id{1}, step_id{2}).empty());
   }
   SECTION("but not later: they let go of everything by themselves") {
     id = promised_result(1, step_id{9});
     { promised_value x{*rank, request_with(false), 0, id, {}}; }
-    CHECK(book.take_releases(rank_id{1}).empty());
+    CHECK(book.take_releases(rank_id{1}, step_id{1}).empty());
   }
 }
 
