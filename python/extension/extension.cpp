@@ -19,4 +19,5 @@ PYBIND11_MODULE(_core, m) {
   bind_step(m);
   bind_optimizer(m);
   bind_checkpoint(m);
+  bind_verify(m);
 }

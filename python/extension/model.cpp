@@ -7,6 +7,8 @@
 #include "runtime/session/activation_checkpointing.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
+#include "runtime/session/groups.hpp"
+#include "runtime/step/model_state.hpp"
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -39,6 +41,16 @@ module_ptr module_of(py::handle x) {
                                           : called_module_of(x);
 }
 
+/// @returns the modules of this rank that microbatches pass in order
+std::vector<std::string> stateful_modules(const python_model& x) {
+  std::vector<std::string> result;
+  auto& map = x.state().map();
+  for (auto& [module, what] : map.order().entries())
+    if (map.owner(module_id{module}) == rank_id{rank()})
+      result.push_back(map.model().modules[module].names.front());
+  return result;
+}
+
 void bind_class(py::module_& m) {
   py::class_<python_model>(m, "Model")
     .def(py::init<module_ptr>(), without_lock{})
@@ -60,6 +72,7 @@ void bind_class(py::module_& m) {
     .def("partition_text", &python_model::partition_text,
          py::arg("colour") = false, py::arg("all") = false)
     .def("order_text", &python_model::order_text)
+    .def("stateful_modules", &stateful_modules)
     .def("on_partition",
          [](python_model& x, py::function f) {
            auto kept = std::make_shared<shared_object>(std::move(f));

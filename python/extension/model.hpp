@@ -25,4 +25,7 @@ void bind_step(py::module_& m);
 
 void bind_checkpoint(py::module_& m);
 
+/// Comparing a step with one process.
+void bind_verify(py::module_& m);
+
 } // namespace smp::python

@@ -44,8 +44,12 @@ std::unique_ptr<session>& the_session = *new std::unique_ptr<session>;
 session& current() {
   if (!the_session)
     throw error{error_code::config,
-                "there is no session: call smp.init() "
-                "first"};
+                "there is no session: call smp.init() first"};
+  if (session::current_or_null() != the_session.get())
+    throw error{error_code::config,
+                "smp.verify runs the step in one process, which is no rank: "
+                "read what smp says of ranks outside of the step and of "
+                "modules"};
   return *the_session;
 }
 
@@ -148,7 +152,17 @@ auto waiting(F f) {
   return f();
 }
 
+bool can_be_sent(const py::object& x) {
+  try {
+    sent(x);
+    return true;
+  } catch (const error&) {
+    return false;
+  }
+}
+
 void bind_exchange(py::module_& m) {
+  m.def("can_be_sent", &can_be_sent);
   m.def("send", [](const py::object& x, uint64_t to, const py::object& group) {
     auto among = group_of(group);
     auto content = sent(x);

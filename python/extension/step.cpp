@@ -3,6 +3,7 @@
 #include "python/extension/values.hpp"
 #include "runtime/calls/promised_call.hpp"
 #include "runtime/execution/running_call.hpp"
+#include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/tracer.hpp"
 
 #include <c10/core/GradMode.h>
@@ -54,6 +55,8 @@ py::list run_step(const py::function& body, uint64_t microbatches,
         detail::compare_samples(arguments, compared);
       }
       py::object result = made[1]();
+      if (auto* observer = call_observer::current())
+        observer->body_done(tensors_in(made[0]), tensors_in(result));
       value_path::scope place{out, "result"};
       return put(out, result);
     });

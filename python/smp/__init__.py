@@ -84,6 +84,7 @@ from ._process import (
     shutdown,
 )  # noqa: E402
 from ._step import StepOutput, step  # noqa: E402
+from ._verify import verify  # noqa: E402
 
 __all__ = [
     "CommGroup",
@@ -135,4 +136,5 @@ __all__ = [
     "tp_barrier",
     "tp_rank",
     "tp_size",
+    "verify",
 ]

@@ -106,10 +106,10 @@ def step(
     _check_names(signature, whole, axes)
     code = hash(getattr(function, "__code__", function)) & (2**63 - 1)
 
-    @functools.wraps(function)
-    def run(*args, **kwargs):
-        n = microbatches or _core.microbatches()
+    def bodies(args, kwargs):
+        """What runs one microbatch, and how many there are."""
         given = signature.bind(*args, **kwargs)
+        n = microbatches or _core.microbatches()
 
         def part(name, x, index):
             if name in whole or isinstance(x, torch.nn.Module):
@@ -128,16 +128,19 @@ def step(
                 else:
                     x = part(name, x, index)
                 parts.arguments[name] = x
-            inputs = [
-                x for x in parts.args if not isinstance(x, torch.nn.Module)
-            ]
-            return inputs, lambda: function(*parts.args, **parts.kwargs)
+            return _no_modules(parts.args), lambda: function(
+                *parts.args, **parts.kwargs
+            )
 
-        inputs = [x for x in given.args if not isinstance(x, torch.nn.Module)]
-        inputs.append(given.kwargs)
+        return body, n
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        body, n = bodies(args, kwargs)
+        inputs = _tensors_only([*_no_modules(args), kwargs])
         try:
             results = _core.run_step(
-                body, n, code, _tensors_only(inputs), detach_outputs, no_rerun
+                body, n, code, inputs, detach_outputs, no_rerun
             )
         except Error as e:
             cause = _core.take_exception(e.text)
@@ -146,7 +149,12 @@ def step(
             raise e from cause
         return _merge(results)
 
+    run.bodies = bodies
     return run
+
+
+def _no_modules(xs):
+    return [x for x in xs if not isinstance(x, torch.nn.Module)]
 
 
 def _tensors_only(x):

@@ -27,9 +27,10 @@ public:
   /// The call threw.
   virtual void fail(const void* object) = 0;
 
-  /// The loss of a microbatch is known; backward has not begun.
+  /// The step's body has the results of a microbatch, such as its loss.
   /// @param inputs the tensors of the microbatch
-  virtual void loss(std::span<const at::Tensor> inputs, const at::Tensor& loss)
+  virtual void body_done(std::span<const at::Tensor> inputs,
+                         std::span<const at::Tensor> results)
     = 0;
 
   /// Discards the calls of this step so far: the step begins anew. No call is

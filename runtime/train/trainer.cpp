@@ -127,7 +127,7 @@ public:
       trainable_->rehearse(x);
       auto loss = trainable_->loss(x);
       if (auto* observer = call_observer::current())
-        observer->loss(x, loss);
+        observer->body_done(x, {&loss, 1});
       model_->backward(loss);
       return loss;
     });

@@ -137,6 +137,7 @@ void call_logger::begin(const void* object,
                         std::span<const at::Tensor> arguments) {
   auto x = std::make_shared<open_call>();
   x->object = object;
+  x->log.repeated = torch::autograd::get_current_node() != nullptr;
   // First: if a tensor cannot be read, e.g. has no data, nothing is logged.
   for (auto& t : arguments)
     x->log.arguments.push_back(digest_if_here(t));
@@ -205,23 +206,25 @@ void call_logger::fail(const void* object) {
   state_->pop(object);
 }
 
-void call_logger::loss(std::span<const at::Tensor> inputs,
-                       const at::Tensor& x) {
+void call_logger::body_done(std::span<const at::Tensor> inputs,
+                            std::span<const at::Tensor> results) {
   auto pass = std::make_shared<logged_pass>();
   for (auto& t : inputs)
     if (t.defined())
       pass->inputs.push_back(digest_of(t));
-  pass->loss = digest_of(x);
+  for (auto& t : results)
+    pass->results.push_back(digest_of(t));
   std::unique_lock guard{state_->mutex};
   pass->microbatch = state_->current_microbatch();
   state_->passes.push_back(pass);
-  if (x.requires_grad() && !x.is_leaf())
-    x.register_hook([st = state_, pass](const at::Tensor& gradient) {
-      at::NoGradGuard no_grad;
-      auto value = digest_of(gradient);
-      std::unique_lock guard{st->mutex};
-      pass->seeds.push_back(std::move(value));
-    });
+  for (auto& x : results)
+    if (x.requires_grad() && !x.is_leaf())
+      x.register_hook([st = state_, pass](const at::Tensor& gradient) {
+        at::NoGradGuard no_grad;
+        auto value = digest_of(gradient);
+        std::unique_lock guard{st->mutex};
+        pass->seeds.push_back(std::move(value));
+      });
 }
 
 } // namespace smp

@@ -31,7 +31,8 @@ struct logged_gradient {
 struct logged_call {
   std::string module; // path
   uint64_t microbatch = 0;
-  uint64_t number = 0; // of this module's calls in this microbatch, from 0
+  uint64_t number = 0;   // of this module's calls in this microbatch, from 0
+  bool repeated = false; // by code that backward runs, as for checkpointing
   /// When it began and ended, as numbers of events of its logger.
   uint64_t begun = 0, ended = 0;
   /// Numbers of the autograd nodes made in the meantime: from `first_node`,
@@ -52,8 +53,8 @@ struct logged_call {
 struct logged_pass {
   uint64_t microbatch = 0;
   std::vector<tensor_digest> inputs;
-  tensor_digest loss;
-  /// The gradients that backward began with, one per backward.
+  std::vector<tensor_digest> results; // the loss, or what the body returns
+  /// The gradients of the results that backward began with, one per backward.
   std::vector<tensor_digest> seeds;
 };
 
@@ -74,15 +75,16 @@ template <class Inspector>
 bool inspect(Inspector& f, logged_call& x) {
   return f.object(x).fields(
     f.field("module", x.module), f.field("microbatch", x.microbatch),
-    f.field("number", x.number), f.field("arguments", x.arguments),
-    f.field("results", x.results), f.field("gradients", x.gradients));
+    f.field("number", x.number), f.field("repeated", x.repeated),
+    f.field("arguments", x.arguments), f.field("results", x.results),
+    f.field("gradients", x.gradients));
 }
 
 template <class Inspector>
 bool inspect(Inspector& f, logged_pass& x) {
-  return f.object(x).fields(f.field("microbatch", x.microbatch),
-                            f.field("inputs", x.inputs),
-                            f.field("loss", x.loss), f.field("seeds", x.seeds));
+  return f.object(x).fields(
+    f.field("microbatch", x.microbatch), f.field("inputs", x.inputs),
+    f.field("results", x.results), f.field("seeds", x.seeds));
 }
 
 template <class Inspector>
@@ -116,7 +118,8 @@ public:
 
   void fail(const void* object) override;
 
-  void loss(std::span<const at::Tensor> inputs, const at::Tensor& x) override;
+  void body_done(std::span<const at::Tensor> inputs,
+                 std::span<const at::Tensor> results) override;
 
   void take_back() override;
 

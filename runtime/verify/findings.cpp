@@ -171,7 +171,20 @@ std::string to_json(const verify_summary& x) {
   return json_text(result, 2) + "\n";
 }
 
-std::string to_text(const verify_summary& x) {
+void compare_held_out(uint64_t step, double pipeline, double reference,
+                      const tolerance& allowed, verify_summary& result) {
+  auto wrong = compare_numbers(pipeline, reference, allowed);
+  if (!wrong)
+    return;
+  finding found;
+  found.kind = finding_kind::loss;
+  found.step = step;
+  found.what = "loss of the held-out data, in evaluation mode";
+  found.values = *wrong;
+  result.add(std::move(found));
+}
+
+std::string to_text(const verify_summary& x, std::string_view way) {
   if (!x.equal())
     return fmt::format("different: {} in {}; the first: {}",
                        count_text(x.differences, "difference", "differences"),
@@ -198,13 +211,15 @@ std::string to_text(const verify_summary& x) {
   if (x.ranks == 1)
     result += "; one rank: nothing was split, and nothing of it compared";
   else if (x.requests == 0 && x.shared == 0 && x.replicas > 1)
-    result += "; but no module runs on another rank than its caller: of what "
-              "crosses ranks only the replicas' averages were compared "
-              "(--split places modules on all ranks of a pipeline)";
+    result += fmt::format(
+      "; but no module runs on another rank than its caller: of what crosses "
+      "ranks only the replicas' averages were compared ({})",
+      way);
   else if (x.requests == 0 && x.shared == 0)
-    result += "; but no module runs on another rank than its caller: nothing "
-              "that crosses ranks was compared (--split places modules on all "
-              "of them)";
+    result += fmt::format(
+      "; but no module runs on another rank than its caller: nothing that "
+      "crosses ranks was compared ({})",
+      way);
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace smp {
@@ -100,10 +101,18 @@ struct verify_summary {
   void add(finding x);
 };
 
+/// Adds to `result` if the loss of the held-out data after a step differs.
+void compare_held_out(uint64_t step, double pipeline, double reference,
+                      const tolerance& allowed, verify_summary& result);
+
 /// @returns the whole as a JSON object, see docs/verify.md
 std::string to_json(const verify_summary& x);
 
 /// @returns the last line for people: what was compared, or what differs first
-std::string to_text(const verify_summary& x);
+/// @param way what to do if nothing crossed ranks
+std::string to_text(const verify_summary& x,
+                    std::string_view way
+                    = "--split places modules on all of "
+                      "them");
 
 } // namespace smp

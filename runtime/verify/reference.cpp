@@ -1,21 +1,17 @@
 #include "runtime/verify/reference.hpp"
 
-#include "runtime/base/here.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/checkpoint/weight_files.hpp"
 #include "runtime/checkpoint/weight_names.hpp"
 #include "runtime/device/moved_tensors.hpp"
 #include "runtime/optimizer/gradient_norm.hpp"
-#include "runtime/session/session.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
+#include "runtime/verify/apart.hpp"
 #include "runtime/verify/reference_numbers.hpp"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -24,61 +20,10 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace smp {
 
 namespace {
-
-/// Runs code without a session, and restores this thread's observer and random
-/// numbers. TorchScript runs code as written: optimised code draws random
-/// numbers even where nothing is dropped (docs/torchscript.md).
-class apart {
-public:
-  /// @param device where it draws random numbers
-  explicit apart(at::Device device)
-    : session_(session::current_or_null()),
-      observer_(call_observer::current()),
-      generator_(at::globalContext().defaultGenerator(at::kCPU)),
-      numbers_(generator_.get_state()) {
-    session::set_current(nullptr);
-    here::of_thread().device = device;
-  }
-
-  ~apart() {
-    generator_.set_state(numbers_);
-    call_observer::set_current(observer_);
-    session::set_current(session_);
-  }
-
-  apart(const apart&) = delete;
-  apart& operator=(const apart&) = delete;
-
-private:
-  session* session_;
-  call_observer* observer_;
-  at::Generator generator_;
-  at::Tensor numbers_;
-  torch::jit::GraphOptimizerEnabledGuard as_written_{false};
-};
-
-/// R36, checked: a node of smp would mean that the pipeline compares itself
-/// with itself.
-void check_plain(const at::Tensor& loss) {
-  std::vector<torch::autograd::Node*> open{loss.grad_fn().get()};
-  std::unordered_set<const void*> seen;
-  while (!open.empty()) {
-    auto* node = open.back();
-    open.pop_back();
-    if (!node || !seen.insert(node).second)
-      continue;
-    if (node->name().starts_with("smp::"))
-      throw error{error_code::internal,
-                  "the single-process run went through " + node->name()};
-    for (auto& edge : node->next_edges())
-      open.push_back(edge.function.get());
-  }
-}
 
 std::map<std::string, at::Tensor> copies_of(const named_tensors& xs) {
   std::map<std::string, at::Tensor> result;
@@ -193,7 +138,7 @@ struct reference_run::state {
       x.paths.empty() ? nullptr : &x.logger);
     call_observer::set_current(&x.numbers);
     auto loss = x.model->loss(inputs);
-    x.logger.loss(inputs, loss);
+    x.logger.body_done(inputs, {&loss, 1});
     check_plain(loss);
     // The mean over microbatches.
     auto n = static_cast<double>(config.smp.microbatches);

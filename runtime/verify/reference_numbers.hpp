@@ -49,7 +49,8 @@ public:
 
   void fail(const void* object) override;
 
-  void loss(std::span<const at::Tensor> inputs, const at::Tensor& x) override;
+  void body_done(std::span<const at::Tensor> inputs,
+                 std::span<const at::Tensor> results) override;
 
   void take_back() override;
 

@@ -31,12 +31,18 @@ public:
       theirs_(input.reference.log),
       result_(result) {
     for (auto& call : mine_.calls) {
+      if (call.repeated || in_.inside.contains(call.module))
+        continue;
       calls_.emplace(key_of(call), &call);
       ++counts_[{call.microbatch, call.module}];
     }
     for (auto& call : theirs_.calls) {
       if (in_.inside.contains(call.module))
         continue;
+      if (call.repeated) {
+        ++repeated_[{call.microbatch, call.module}];
+        continue;
+      }
       ++expected_[{call.microbatch, call.module}];
       ordered_.push_back(&call);
     }
@@ -214,13 +220,14 @@ private:
       } else if (mine != calls_.end()) {
         compare_results(*mine->second, *call);
         auto key = count_key{call->microbatch, call->module};
-        if (call->number + 1 == expected_[key] && counts_[key] > expected_[key])
+        if (call->number + 1 == expected_[key]
+            && counts_[key] > expected_[key] + repeated_[key])
           tell_count(*call, told);
       }
     }
     // Unless the calls of the reference cannot be observed.
     for (auto& call : mine_.calls)
-      if (!expected_.empty()
+      if (!expected_.empty() && !in_.inside.contains(call.module)
           && !expected_.contains({call.microbatch, call.module}))
         tell_count(call, told);
   }
@@ -340,23 +347,26 @@ private:
 
   void losses() {
     each_pass([this](auto microbatch, auto& mine, auto& theirs) {
-      auto bound = allowed(theirs.loss.dtype);
-      auto wrong = compare_digests(mine.loss, theirs.loss, bound);
-      auto &own = mine.loss.sums, &other = theirs.loss.sums;
-      auto bad = wrong ? infinity : 0;
-      comparison score{.relative = bad, .share = bad, .wrong = {}};
-      if (own.size() == 1 && other.size() == 1 && other[0] != 0) {
-        auto off = std::abs(own[0] - other[0]), size = std::abs(other[0]);
-        score.relative = off / size;
-        score.share = off / bound.bound(size);
-      }
-      result_.losses.add(fmt::format("loss of microbatch {}", microbatch),
-                         score);
-      if (wrong)
-        add(finding_kind::loss, microbatch, "", "loss", *wrong);
+      auto n = theirs.results.size();
+      if (mine.results.size() != n)
+        return add(finding_kind::loss, microbatch, "", "number of results",
+                   count_mismatch(mine.results.size(), n));
+      for (size_t i = 0; i < n; ++i)
+        loss(microbatch,
+             i == 0 ? "loss" : fmt::format("result {} of the step", i),
+             mine.results[i], theirs.results[i]);
     });
     scalar(finding_kind::loss, "mean loss of the step", in_.pipeline.loss,
            in_.reference.loss, in_.allowed);
+  }
+
+  void loss(uint64_t microbatch, const std::string& name,
+            const tensor_digest& mine, const tensor_digest& theirs) {
+    auto score = score_of(mine, theirs, allowed(theirs.dtype));
+    result_.losses.add(fmt::format("{} of microbatch {}", name, microbatch),
+                       score);
+    if (score.wrong)
+      add(finding_kind::loss, microbatch, "", name, *score.wrong);
   }
 
   void scalar(finding_kind kind, const char* what, double a, double b,
@@ -570,26 +580,14 @@ private:
   verify_summary& result_;
   std::map<key, const logged_call*> calls_; // the pipeline's
   std::map<count_key, uint64_t> counts_;    // the pipeline's
-  std::map<count_key, uint64_t> expected_;
+  /// The reference's, and those that its backward repeated.
+  std::map<count_key, uint64_t> expected_, repeated_;
   std::vector<const logged_call*> ordered_; // the reference's, as they ended
   std::map<std::string, uint64_t> backward_order_;
   std::map<uint64_t, uint64_t> first_gradient_; // by microbatch
 };
 
 } // namespace
-
-void compare_held_out(uint64_t step, double pipeline, double reference,
-                      const tolerance& allowed, verify_summary& result) {
-  auto wrong = compare_numbers(pipeline, reference, allowed);
-  if (!wrong)
-    return;
-  finding found;
-  found.kind = finding_kind::loss;
-  found.step = step;
-  found.what = "loss of the held-out data, in evaluation mode";
-  found.values = *wrong;
-  result.add(std::move(found));
-}
 
 void compare_step(const step_comparison_input& x, verify_summary& result) {
   comparer{x, result}.run();

@@ -46,7 +46,8 @@ struct step_comparison_input {
   /// Tensors between modules may have another floating-point type: under
   /// autocast TorchScript's optimised code casts in other places.
   bool casts_elsewhere = false;
-  /// Descendants of modules that ranks share as a whole: never called.
+  /// Descendants of modules that run as a whole, because ranks share them or
+  /// their code was compiled: their calls are not compared.
   std::set<std::string> inside = {};
   /// First names of parameters whose gradients are summed over all rows in
   /// their own type by one process, as LibTorch does for a layer norm on a CPU,
@@ -64,9 +65,5 @@ struct step_comparison_input {
 /// nearest to the loss. The gradient of a tensor counts at the call that made
 /// it, not at enclosing calls that also return it.
 void compare_step(const step_comparison_input& x, verify_summary& result);
-
-/// The same for the loss of the held-out data after a step.
-void compare_held_out(uint64_t step, double pipeline, double reference,
-                      const tolerance& allowed, verify_summary& result);
 
 } // namespace smp

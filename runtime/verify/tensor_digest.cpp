@@ -129,4 +129,17 @@ std::optional<mismatch> compare_digests(const tensor_digest& a,
   return std::nullopt;
 }
 
+comparison score_of(const tensor_digest& a, const tensor_digest& b,
+                    const tolerance& x) {
+  comparison result{.wrong = compare_digests(a, b, x)};
+  auto bad = result.wrong ? std::numeric_limits<double>::infinity() : 0;
+  result.relative = result.share = bad;
+  if (a.sums.size() == 1 && b.sums.size() == 1 && b.sums[0] != 0) {
+    auto off = std::abs(a.sums[0] - b.sums[0]), size = std::abs(b.sums[0]);
+    result.relative = off / size;
+    result.share = off / x.bound(size);
+  }
+  return result;
+}
+
 } // namespace smp

@@ -50,6 +50,11 @@ std::optional<mismatch> compare_digests(const tensor_digest& a,
                                         const tensor_digest& b,
                                         const tolerance& x);
 
+/// The same, with how close a scalar came to its bound; of others, that is not
+/// known.
+comparison score_of(const tensor_digest& a, const tensor_digest& b,
+                    const tolerance& x);
+
 template <class Inspector>
 bool inspect(Inspector& f, tensor_digest& x) {
   auto samples = [&x]() -> const auto& {

@@ -28,6 +28,7 @@ _cases = []
 
 # Overrides the number of steps of each comparison.
 steps_wanted = None
+verifies = False  # each step also runs in one process
 
 
 def case(function):
@@ -81,8 +82,9 @@ def run_cases(args):
             options[name] = _value(value)
         else:
             wanted.append(arg)
-    global steps_wanted
+    global steps_wanted, verifies
     steps_wanted = options.pop("steps", None)
+    verifies = options.pop("verify", False)
     torch.set_num_threads(1)
     smp.init(options)
     unknown = set(wanted) - {f.__name__ for f in _cases}
@@ -165,7 +167,9 @@ def compare(
     losses = []
     for i in range(steps):
         optimizer.zero_grad()
-        loss = train_step(own_part(batch(i))).reduce_mean().item()
+        part = own_part(batch(i))
+        out = smp.verify(train_step, part) if verifies else train_step(part)
+        loss = out.reduce_mean().item()
         losses.append(sum(smp.allgather(loss)) / smp.size())
         optimizer.step()
     parts = 4 * smp.data_size()
@@ -177,6 +181,12 @@ def compare(
     moved = largest_difference(model.state_dict(), reference)
     assert moved <= 20 * within, f"weights differ by {moved}"
     return model
+
+
+def start_model(net, pins=None):
+    for path, rank in (pins or HALVES).items():
+        smp.set_partition(net.get_submodule(path), rank)
+    return smp.DistributedModel(net)
 
 
 def own_part(batch):

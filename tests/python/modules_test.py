@@ -451,4 +451,8 @@ def results_in_containers():
 
 
 if __name__ == "__main__":
-    run(ranks(2), ranks(2, static_mode=True, fast_mode=True, steps=9))
+    run(
+        ranks(2),
+        ranks(2, static_mode=True, fast_mode=True, steps=9),
+        ranks(2, verify=True),
+    )

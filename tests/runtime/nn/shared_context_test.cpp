@@ -180,7 +180,8 @@ public:
     // nop
   }
 
-  void loss(std::span<const at::Tensor>, const at::Tensor&) override {
+  void body_done(std::span<const at::Tensor>,
+                 std::span<const at::Tensor>) override {
     // nop
   }
 

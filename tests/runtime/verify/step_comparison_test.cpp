@@ -47,7 +47,7 @@ struct chain {
     pipeline.log.calls[1].gradients[0].node = 5;
     logged_pass p;
     p.inputs = {digest_of(torch::tensor(1.0))};
-    p.loss = digest_of(torch::tensor(5.0));
+    p.results = {digest_of(torch::tensor(5.0))};
     p.seeds = {digest_of(torch::tensor(1.0))};
     pipeline.log.passes = {p};
     for (auto name : {"a", "b.b1", "b.b2", "c"}) {
@@ -279,7 +279,7 @@ TEST_CASE_METHOD(chain, "A wrong update, norm or loss is found",
     CHECK(first().kind == finding_kind::norm);
   }
   SECTION("loss of a microbatch") {
-    change(pipeline.log.passes[0].loss);
+    change(pipeline.log.passes[0].results[0]);
     CHECK(first().kind == finding_kind::loss);
   }
   SECTION("mean") {

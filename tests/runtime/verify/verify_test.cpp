@@ -35,7 +35,7 @@ TEST_CASE("The log of a step comes back from its bytes", "[runtime][verify]") {
   logged_pass p;
   p.microbatch = 2;
   p.inputs = {digest_of(torch::arange(5))};
-  p.loss = digest_of(torch::tensor(2.5));
+  p.results = {digest_of(torch::tensor(2.5))};
   p.seeds = {digest_of(torch::tensor(0.5))};
   x.passes.push_back(p);
   auto y = from_payload<observed_step>(to_payload(x), "numbers of a step");
@@ -48,7 +48,7 @@ TEST_CASE("The log of a step comes back from its bytes", "[runtime][verify]") {
   CHECK((y.calls[0].gradients.at(0).value == c.gradients[0].value));
   REQUIRE(y.passes.size() == 1);
   CHECK((y.passes[0].inputs == p.inputs));
-  CHECK((y.passes[0].loss == p.loss));
+  CHECK((y.passes[0].results == p.results));
   CHECK((y.passes[0].seeds == p.seeds));
 }
 
@@ -56,10 +56,11 @@ TEST_CASE("A log with a digest of no tensor names who sent it",
           "[runtime][verify]") {
   observed_step x;
   auto& p = x.passes.emplace_back();
+  p.results.emplace_back();
   auto read = [&](std::vector<int64_t> sizes, size_t pieces) {
-    p.loss.sizes = std::move(sizes);
-    p.loss.sums.assign(pieces, 0);
-    p.loss.samples.assign(pieces, 0);
+    p.results[0].sizes = std::move(sizes);
+    p.results[0].sums.assign(pieces, 0);
+    p.results[0].samples.assign(pieces, 0);
     return test::error_of(
       [&] {
         from_payload<observed_step>(to_payload(x), "numbers", rank_id{3});
@@ -69,9 +70,10 @@ TEST_CASE("A log with a digest of no tensor names who sent it",
   CHECK(read({}, 1) == "no error");
   CHECK(read({0, 7}, 0) == "no error");
   CHECK(read({257}, 129) == "no error"); // pieces of two elements
-  CHECK_THAT(read({257}, 128),
-             ContainsSubstring("rank 3: malformed numbers: passes.loss.samples")
-               && ContainsSubstring("no such value"));
+  CHECK_THAT(
+    read({257}, 128),
+    ContainsSubstring("rank 3: malformed numbers: passes.results.samples")
+      && ContainsSubstring("no such value"));
   auto most = std::numeric_limits<int64_t>::max();
   CHECK(read({257}, 0) != "no error");
   CHECK(read({-1}, 1) != "no error");

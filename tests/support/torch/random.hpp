@@ -56,7 +56,8 @@ public:
   void fail(const void*) override {
     // nop
   }
-  void loss(std::span<const at::Tensor>, const at::Tensor&) override {
+  void body_done(std::span<const at::Tensor>,
+                 std::span<const at::Tensor>) override {
     // nop
   }
   void take_back() override {

@@ -1,0 +1,189 @@
+"""One step over the ranks, compared with the same in one process."""
+
+import contextlib
+import copy
+import sys
+
+import torch
+
+from . import _core, _state
+from ._errors import Error
+
+# What smp and torch.compile leave in a module: the copy runs its own code.
+_CALLS = "_compiled_call_impl", "_smp_compiled_call"
+
+
+def verify(train_step, *args, **kwargs):
+    """Runs ``train_step(*args, **kwargs)`` over the ranks, as a call would, and
+    returns what it returns; then compares it with the same step of one process,
+    which pp_rank 0 runs from the same weights, with the same random numbers.
+    Call it on all ranks. Says on rank 0 what was compared.
+
+    Compared are what the step returns for each microbatch, the arguments,
+    results and gradients of all calls of modules, the gradients of all
+    parameters, and all buffers. pp_rank 0 needs memory for the whole model. The
+    step's function and the model's hooks run twice.
+
+    Raises ``smp.Error`` that names the first module where both differ.
+    """
+    if not hasattr(train_step, "bodies"):
+        raise Error("smp.verify takes a function made by @smp.step")
+    model = _state.model_of_session("smp.verify")
+    check = _Check(model)
+    try:
+        if model.partitioned:
+            check.begin(_attributes(model))
+        else:
+            model._core.on_partition(check.begin)
+        result = train_step(*args, **kwargs)
+        check.end_step()
+    finally:
+        check.stop()
+    check.compare(train_step.bodies(args, kwargs))
+    return result
+
+
+class _Check:
+    def __init__(self, model):
+        self._model = model
+        self._core = _core.Verification(model._core)
+        self._alone = None  # on pp_rank 0
+        self._failed = None
+
+    def begin(self, attributes=()):
+        self._core.begin()
+        if _core.pp_rank() != 0:
+            return
+        try:
+            self._alone = _Alone(self._model, self._core.before, attributes)
+        except Exception as e:  # told when all ranks listen
+            e.add_note(
+                "smp.verify copies the model for its single process: that is "
+                "where this was raised"
+            )
+            self._failed = e
+
+    def end_step(self):
+        self._core.end_step()
+
+    def stop(self):
+        self._core.stop()
+
+    def compare(self, bodies):
+        if self._alone is not None and self._failed is None:
+            try:
+                self._alone.run(self._core, *bodies)
+            except Exception as e:
+                self._failed = e
+            finally:
+                self._alone.end()
+        self._tell_failure()
+        equal, text = self._core.compare(_inside_compiled(self._model.module))
+        if _core.rank() == 0:
+            print(f"smp.verify: {text}", file=sys.stderr, flush=True)
+        text = _core.broadcast(text, "world", 0)
+        if not equal:
+            raise Error(f"smp.verify: {text}")
+
+    def _tell_failure(self):
+        e = self._failed
+        mine = None if e is None else f"{type(e).__name__}: {e}"
+        if isinstance(e, Error):
+            mine += (
+                " (there a step's function reaches modules of the model by its "
+                "smp.DistributedModel alone)"
+            )
+        for x in _core.allgather(mine, "world"):
+            if x is not None:
+                raise Error(
+                    f"smp.verify: the single process failed: {x}"
+                ) from e
+
+
+class _Alone:
+    """The plain model of the single process."""
+
+    def __init__(self, model, state, attributes):
+        self._model = model
+        module = model.module
+        self._tensors = {}
+        memo = {}
+        for kind, named in (
+            ("parameter", module.named_parameters(remove_duplicate=False)),
+            ("buffer", module.named_buffers(remove_duplicate=False)),
+        ):
+            for name, x in named:
+                if id(x) in memo or name not in state:
+                    continue
+                memo[id(x)] = self._tensors[name] = _tensor_like(
+                    x, state[name], kind
+                )
+        for x in module.modules():
+            for slot in _CALLS:
+                if slot in x.__dict__:
+                    memo[id(x.__dict__[slot])] = None
+        self._copy = copy.deepcopy(module, memo)
+        for x in self._copy.modules():
+            for slot in _CALLS:
+                if x.__dict__.get(slot, 0) is None:
+                    del x.__dict__[slot]
+        for path, found in attributes:
+            self._copy.get_submodule(path).__dict__.update(found)
+        self._root = _core.Module(self._copy)
+
+    def run(self, check, body, microbatches):
+        with self._in_place(check):
+            check.run_alone(self._root, self._tensors, body, microbatches)
+
+    @contextlib.contextmanager
+    def _in_place(self, check):
+        """The step's function knows the model by its DistributedModel."""
+        model = self._model
+        module, core = model.module, model._core
+        model.module = self._copy
+        object.__setattr__(model, "_core", check)
+        try:
+            yield
+        finally:
+            model.module = module
+            object.__setattr__(model, "_core", core)
+
+    def end(self):
+        for x in self._copy.modules():
+            _core.release_module(x)
+        self._root = self._copy = None
+
+
+def _inside_compiled(root):
+    """Compiled code does not call them one by one."""
+    result = set()
+    for path, module in root.named_modules(remove_duplicate=False):
+        if _CALLS[1] in module.__dict__:
+            result |= {
+                f"{path}.{name}" for name, _ in module.named_modules() if name
+            }
+    return result
+
+
+def _tensor_like(x, content, kind):
+    content = content.detach().clone()
+    if kind == "buffer":
+        return content
+    return torch.nn.Parameter(content, x.requires_grad)
+
+
+def _attributes(model):
+    """What modules with state keep in attributes, from the ranks that have it.
+    What cannot be sent stays as it is here."""
+    mine = []
+    for path in model._core.stateful_modules():
+        module = model.module.get_submodule(path)
+        found = {}
+        for name, x in module.__dict__.items():
+            if name not in _OF_MODULES and _core.can_be_sent(x):
+                found[name] = x
+        mine.append((path, found))
+    return [x for xs in _core.allgather(mine, "pp") for x in xs]
+
+
+_OF_MODULES = frozenset((*torch.nn.Module().__dict__, *_CALLS))
