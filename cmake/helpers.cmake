@@ -192,7 +192,7 @@ function(smp_add_python folder)
     ${CMAKE_BINARY_DIR}/generated/torch_python.cpp)
   set_target_properties(smp_torch_python PROPERTIES OUTPUT_NAME torch_python
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
-  target_link_libraries(smp_core PRIVATE smp::smp
+  target_link_libraries(smp_core PRIVATE smp::smp CAF::core
     -Wl,--no-as-needed smp_torch_python -Wl,--as-needed)
   # Without a path to the one above.
   set_target_properties(smp_core PROPERTIES OUTPUT_NAME _core

@@ -53,14 +53,13 @@ private:
   spawn_function spawn_;
 };
 
-/// Makes a kind of schedule actors from a function
+/// Makes a kind of schedule actors from what behaves like a function
 /// `schedule_actor::behavior_type f(POINTER self, schedule_setup setup)`, where
 /// POINTER is `schedule_actor::pointer`, or
 /// `schedule_actor::stateful_pointer<STATE>` for an actor with a state.
-template <class Pointer>
-std::shared_ptr<const schedule_actor_type> make_schedule_actor_type(
-  std::string name,
-  schedule_actor::behavior_type (*f)(Pointer, schedule_setup)) {
+template <class Pointer, class F>
+std::shared_ptr<const schedule_actor_type>
+make_schedule_actor_type(std::string name, F f) {
   auto body = [f](Pointer self,
                   schedule_setup setup) -> schedule_actor::behavior_type {
     self->set_exception_handler(
@@ -74,6 +73,14 @@ std::shared_ptr<const schedule_actor_type> make_schedule_actor_type(
     return sys.spawn(body, setup);
   };
   return std::make_shared<schedule_actor_type>(std::move(name), spawn);
+}
+
+/// The same from a function.
+template <class Pointer>
+std::shared_ptr<const schedule_actor_type> make_schedule_actor_type(
+  std::string name,
+  schedule_actor::behavior_type (*f)(Pointer, schedule_setup)) {
+  return make_schedule_actor_type<Pointer, decltype(f)>(std::move(name), f);
 }
 
 // -- plug-ins -----------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include "python/extension/model.hpp"
 #include "python/extension/python_module.hpp"
 #include "python/extension/python_optimizer.hpp"
+#include "python/extension/python_schedule.hpp"
 #include "python/extension/values.hpp"
 
 PYBIND11_MODULE(_core, m) {
@@ -19,5 +20,6 @@ PYBIND11_MODULE(_core, m) {
   bind_step(m);
   bind_optimizer(m);
   bind_checkpoint(m);
+  bind_schedule(m);
   bind_verify(m);
 }

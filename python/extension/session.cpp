@@ -1,5 +1,6 @@
 #include "runtime/session/session.hpp"
 #include "python/extension/model.hpp"
+#include "python/extension/python_schedule.hpp"
 #include "python/extension/values.hpp"
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/environment.hpp"
@@ -58,7 +59,8 @@ session& current() {
 std::map<std::string, uint64_t>
 begin(const std::string& text, const std::string& name,
       const std::vector<std::string>& settings,
-      const std::map<std::string, bool>& of_programs) {
+      const std::map<std::string, bool>& of_programs,
+      const std::optional<py::object>& schedule) {
   if (the_session)
     throw error{error_code::config,
                 "smp.init() was called before; smp.shutdown() ends a session"};
@@ -74,6 +76,11 @@ begin(const std::string& text, const std::string& name,
                   "with torchrun --nproc-per-node {}",
                   parts, parts, parts));
   config.smp.print_partition = true;
+  if (schedule) {
+    py::gil_scoped_acquire lock;
+    config.smp.pipeline = "actor";
+    config.smp.schedule_actor = schedule_type_of(*schedule);
+  }
   if (auto i = of_programs.find("average_grads_across_microbatches");
       i != of_programs.end())
     config.smp.average_grads_across_microbatches = i->second;

@@ -83,6 +83,7 @@ from ._process import (
     run_dir,
     shutdown,
 )  # noqa: E402
+from ._schedule import Schedule, start_backward, start_forward  # noqa: E402
 from ._step import StepOutput, step  # noqa: E402
 from ._verify import verify  # noqa: E402
 
@@ -92,6 +93,7 @@ __all__ = [
     "DistributedOptimizer",
     "Error",
     "RankType",
+    "Schedule",
     "StepOutput",
     "allgather",
     "barrier",
@@ -131,6 +133,8 @@ __all__ = [
     "set_tensor_parallelism",
     "shutdown",
     "size",
+    "start_backward",
+    "start_forward",
     "step",
     "tensor_parallelism",
     "tp_barrier",

@@ -1,6 +1,7 @@
 """The session of this process: its begin, its end, and how it fails."""
 
 import atexit
+import inspect
 import json
 import os
 import sys
@@ -8,6 +9,7 @@ import traceback
 
 from . import _autograd, _core, _state
 from ._errors import Error
+from ._schedule import Schedule
 
 # Options of a session that a configuration file does not have.
 _OF_PROGRAMS = ("average_grads_across_microbatches",)
@@ -51,7 +53,8 @@ def init(config=None, **options):
     """Joins the other ranks. Options are the keys of docs/config.md, those of
     ``[smp]`` by their names alone: ``smp.init(pipeline_parallel_degree=2,
     microbatches=8)``. ``config`` is a dict of them, or the path of a TOML file;
-    without it, the file that SMP_CONFIG names, if it does. Options win."""
+    without it, the file that SMP_CONFIG names, if it does. Options win.
+    ``pipeline`` may be a class derived from ``smp.Schedule``."""
     text, name = "", "smp.init"
     if config is None:
         config = os.environ.get("SMP_CONFIG")
@@ -65,8 +68,18 @@ def init(config=None, **options):
         config = {}
     options = {**(config or {}), **options}
     own = {k: bool(options.pop(k)) for k in _OF_PROGRAMS if k in options}
+    schedule = options.get("pipeline")
+    if inspect.isclass(schedule):
+        if not issubclass(schedule, Schedule):
+            raise Error(
+                f"smp.init: pipeline = {schedule.__name__} is no schedule: "
+                "derive the class from smp.Schedule"
+            )
+        del options["pipeline"]
+    else:
+        schedule = None
     _state.manual_partition = _core.begin(
-        text, name, list(_settings(options)), own
+        text, name, list(_settings(options)), own, schedule
     )
     _state.model = None
     _state.optimizers.clear()

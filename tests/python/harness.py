@@ -49,9 +49,10 @@ def ranks(n, *cases, **options):
     return ["-n", str(n), *settings, *cases]
 
 
-def run(*variants):
+def run(*variants, **options):
+    """``options`` of smp.init that have no text."""
     if "SMP_RANK" in os.environ:
-        run_cases(sys.argv[1:])
+        run_cases(sys.argv[1:], options)
         return
     for args in [sys.argv[1:]] if len(sys.argv) > 1 else variants:
         print("==", *args, flush=True)
@@ -71,7 +72,7 @@ def start(program, args, run_dir):
         sys.exit(code)
 
 
-def run_cases(args):
+def run_cases(args, more):
     """Runs the cases that the command line names, or all. The first failure
     ends the run."""
     options = {"pipeline_parallel_degree": 2, "microbatches": 4, "threads": 1}
@@ -86,7 +87,7 @@ def run_cases(args):
     steps_wanted = options.pop("steps", None)
     verifies = options.pop("verify", False)
     torch.set_num_threads(1)
-    smp.init(options)
+    smp.init(options, **more)
     unknown = set(wanted) - {f.__name__ for f in _cases}
     assert not unknown, f"no case is called {unknown}"
     for f in _cases:
