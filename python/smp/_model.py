@@ -38,6 +38,7 @@ class DistributedModel(torch.nn.Module):
         _state.model = weakref.ref(self)
         _state.optimizers.clear()
         _state.updates = 0
+        object.__setattr__(self, "_hooks", _refuse_new_parts())
         _place_by_name(module)
         _apply_marks()
 
@@ -189,6 +190,8 @@ class DistributedModel(torch.nn.Module):
         if self._core is None:
             return
         object.__setattr__(self, "_core", None)
+        for hook in self._hooks:
+            hook.remove()
         for module in self.module.modules():
             _core.release_module(module)
         object.__setattr__(self, "_root", None)
@@ -231,6 +234,40 @@ def _refuse_wrappers(module):
                 f"{where} a TorchScript module: give smp the Python module, or "
                 'train the file with smp-train (model.type = "torchscript")'
             )
+
+
+def _refuse_new_parts():
+    """After the partition other ranks would not learn of them."""
+
+    def check(parent, name, x):
+        model = _state.current_model()
+        if model is None or x is None or not model.partitioned:
+            return
+        paths = {m: path for path, m in model.module.named_modules()}
+        is_module = isinstance(x, torch.nn.Module)
+        if parent not in paths or (
+            x in paths
+            if is_module
+            else any(x is p for p in model.module.parameters())
+        ):
+            return
+        raise Error(
+            f"{_quoted(paths[parent]) or 'the model'} gets a new "
+            f"{'module' if is_module else 'parameter'} '{name}' after the "
+            "partition, when ranks know which there are: add it before the "
+            "first step; DistributedModel.load_state_dict gives new values to "
+            "what is there"
+        )
+
+    of_torch = torch.nn.modules.module
+    return (
+        of_torch.register_module_module_registration_hook(check),
+        of_torch.register_module_parameter_registration_hook(check),
+    )
+
+
+def _quoted(path):
+    return f"'{path}'" if path else ""
 
 
 def _place_by_name(module):

@@ -168,6 +168,35 @@ def mistakes_have_a_way_out():
     )
 
 
+@case
+def parts_that_are_new_after_the_partition():
+    model = smp.DistributedModel(Net())
+    net = model.module
+    net.extra = Block()  # before it, all ranks see it
+    train_step = make_step(model)
+    train_step(samples(0))
+
+    def set_parameter():
+        net.h[1].a.weight = nn.Parameter(torch.zeros(32, 32))
+
+    def set_head():
+        net.head = nn.Linear(32, 5)
+
+    for change, text in (
+        (lambda: net.h.append(Block()), "'h' gets a new module '4'"),
+        (set_head, "the model gets a new module 'head'"),
+        (set_parameter, "'h.1.a' gets a new parameter 'weight'"),
+    ):
+        expect(smp.Error, text, change)
+    net.h[0].a = net.h[0].a
+    net.again = net.head
+    nn.Sequential(nn.Linear(3, 3)).more = Block()  # is not of the model
+    train_step(samples(1))
+    # As the error says.
+    model.load_state_dict({k: 0 * x for k, x in model.state_dict().items()})
+    assert train_step(samples(1)).reduce_mean().item() > 1.6
+
+
 def _wrapped(net):
     """As torch's class would look."""
     kind = type("DistributedDataParallel", (nn.Module,), {})
