@@ -386,10 +386,19 @@ void called_module::look_at_changes(const state& before) const {
   // Another microbatch may have shown it meanwhile.
   if (what.empty() || keeps_state(*model->map, smp_hook.id))
     return;
+  auto text = "module '" + model->map->name(smp_hook.id) + "' " + what
+              + ", which it was not seen to do before";
+  auto* ex = running_call::current();
+  if (ex->region() != 0 || ex->pass().what != recompute_pass::kind::only)
+    throw error{error_code::user_code,
+                text
+                  + "; but its activations are computed again in backward, and "
+                    "smp cannot put its state back for that: leave it out of "
+                    "activation checkpointing"};
   model->changes->note_late_state(smp_hook.id, what);
   throw error{error_code::user_code,
-              "module '" + model->map->name(smp_hook.id) + "' " + what
-                + ", which it was not seen to do before, so that microbatches "
+              text
+                + ", so that microbatches "
                   "passed it in any order; from now on they keep it. "
                   "smp.set_stateful(module, why), before the first step, makes "
                   "them do so from the start"};

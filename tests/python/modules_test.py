@@ -216,21 +216,46 @@ def a_list_that_code_fills():
     compare(Net(Logs), samples, loss_of)
 
 
+# The trace sees one microbatch: this begins later.
+class Late(Block):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.factor = 1.0
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen > 6:
+            self.factor = 1.0 + 0.1 * (self.seen.item() % 3)
+        return super().forward(x) * self.factor
+
+
+@case
+def state_that_backward_cannot_put_back():
+    def mark(blocks):
+        return lambda model: [
+            smp.set_activation_checkpointing(model.module.h[i]) for i in blocks
+        ]
+
+    for block, text in (
+        (Counts, "'h.0' has state that smp cannot put back"),
+        (Late, "computed again in backward"),
+    ):
+        expect(
+            smp.Error,
+            text,
+            lambda: compare(
+                Net(block), samples, loss_of, steps=4, prepare=mark([0, 3])
+            ),
+        )
+    if not smp._state.options.get("fast_mode"):  # as the error says
+        net = Net()
+        net.h[1] = Late()
+        compare(net, samples, loss_of, steps=4, prepare=mark([0, 3]))
+
+
 @case
 def an_attribute_that_changes_later():
-    # The trace sees one microbatch: this begins with the fourth call.
-    class Late(Block):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("seen", torch.zeros((), dtype=torch.long))
-            self.factor = 1.0
-
-        def forward(self, x):
-            self.seen += 1
-            if self.seen > 6:
-                self.factor = 1.0 + 0.1 * (self.seen.item() % 3)
-            return super().forward(x) * self.factor
-
     def train():
         return compare(Net(Late), samples, loss_of, pins=HALVES, steps=4)
 

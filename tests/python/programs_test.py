@@ -61,6 +61,7 @@ def main():
     expect([*ranks, "interrupt"], 130, "interrupted")
     expect([*ranks, "worker"], 3, "sample 40 is broken")
     expect([*ranks, "lock"], 4, "waits for the execution token")
+    expect([*ranks, "stop"], 4, "rank 1 has not answered for")
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", FAULTY]
     expect([*torchrun, "no-shutdown"], 0, "done on rank 0", "done on rank 1")
     expect(

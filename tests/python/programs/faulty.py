@@ -37,7 +37,7 @@ how = sys.argv[1]
 options = {"pipeline_parallel_degree": 2, "microbatches": 4}
 if how == "wrong-key":
     options["microbatchs"] = 4
-if how == "lock":
+if how in ("lock", "stop"):
     options["monitor"] = {"stall_timeout": 5.0, "on_stall": "end"}
 smp.init(options)
 net = Net()
@@ -67,6 +67,8 @@ def go_wrong():
         raise ValueError("of rank 1")
     if smp.rank() == 1 and how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if smp.rank() == 1 and how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if smp.rank() == 1 and how == "leave":
         sys.exit(0)
     if smp.rank() == 0 and how == "interrupt":
