@@ -32,9 +32,14 @@ from . import _core, _errors, _values  # noqa: E402
 _core.prepare(_errors.Error, _errors.TraceFinished, _values)
 _core.settle_process()
 
+from . import _absent, amp  # noqa: E402
 from ._checkpoint import resume_from_checkpoint, save_checkpoint  # noqa: E402
 from ._errors import Error  # noqa: E402
+from ._files import load, save  # noqa: E402
 from ._groups import (  # noqa: E402
+    DP_GROUP,
+    MP_GROUP,
+    WORLD,
     CommGroup,
     RankType,
     allgather,
@@ -45,7 +50,9 @@ from ._groups import (  # noqa: E402
     dp_barrier,
     dp_rank,
     dp_size,
+    get_dp_group,
     get_group,
+    get_mp_group,
     local_rank,
     local_size,
     mp_barrier,
@@ -68,6 +75,8 @@ from ._groups import (  # noqa: E402
 from ._model import (  # noqa: E402
     DistributedModel,
     delay_param_initialization,
+    is_tracing,
+    model_creation,
     partition,
     set_activation_checkpointing,
     set_partition,
@@ -89,13 +98,17 @@ from ._verify import verify  # noqa: E402
 
 __all__ = [
     "CommGroup",
+    "DP_GROUP",
     "DistributedModel",
     "DistributedOptimizer",
     "Error",
+    "MP_GROUP",
     "RankType",
     "Schedule",
     "StepOutput",
+    "WORLD",
     "allgather",
+    "amp",
     "barrier",
     "broadcast",
     "clip_grad_norm_",
@@ -105,15 +118,20 @@ __all__ = [
     "dp_barrier",
     "dp_rank",
     "dp_size",
+    "get_dp_group",
     "get_group",
+    "get_mp_group",
     "init",
     "is_initialized",
+    "is_tracing",
     "last_step",
+    "load",
     "local_rank",
     "local_size",
     "mp_barrier",
     "mp_rank",
     "mp_size",
+    "model_creation",
     "partition",
     "pp_barrier",
     "pp_rank",
@@ -125,6 +143,7 @@ __all__ = [
     "recv_from",
     "resume_from_checkpoint",
     "run_dir",
+    "save",
     "save_checkpoint",
     "send",
     "set_activation_checkpointing",
@@ -142,3 +161,7 @@ __all__ = [
     "tp_size",
     "verify",
 ]
+
+
+def __getattr__(name):
+    return _absent.refuse("smp", name, _absent.OF_PACKAGE)

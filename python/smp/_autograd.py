@@ -1,6 +1,7 @@
 """What torch's own backward has to know while a session runs."""
 
 import functools
+import math
 
 import torch
 
@@ -38,18 +39,30 @@ def _grad(original):
 
 
 def _clip(original):
-    def call(parameters, *args, **kwargs):
+    def call(
+        parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, **_
+    ):
         xs = parameters
-        if not isinstance(xs, torch.Tensor):
-            xs = list(parameters)
-            model = _state.current_model()
-            own = () if model is None else model.module.parameters()
-            if {id(p) for p in own} & {id(p) for p in xs}:
-                raise Error(
-                    "torch's clip_grad_norm_ sees the gradients of one rank "
-                    "only: write smp.clip_grad_norm_(model, max_norm)"
-                )
-        return original(xs, *args, **kwargs)
+        if isinstance(xs, torch.Tensor):
+            xs = [xs]
+        xs = list(xs)
+        model = _state.current_model()
+        own = () if model is None else model.module.parameters()
+        own = {id(p) for p in own}
+        wanted = {id(p) for p in xs}
+        if not own & wanted:
+            return original(xs, max_norm, norm_type, error_if_nonfinite, **_)
+        if own != wanted or norm_type != 2:
+            raise Error(
+                "torch's clip_grad_norm_ sees the gradients of one rank only: "
+                "write smp.clip_grad_norm_(model, max_norm), over all "
+                "parameters and with the 2-norm"
+            )
+        # All of the model, so there is no doubt what is meant.
+        norm = model._core.clip_grad_norm_(float(max_norm))
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise Error(f"the norm of the gradients is {norm}")
+        return torch.tensor(norm)
 
     return call
 

@@ -28,6 +28,11 @@ class RankType(str, enum.Enum):
     MP_RANK = "mp"
 
 
+WORLD = CommGroup.WORLD
+MP_GROUP = CommGroup.MP_GROUP
+DP_GROUP = CommGroup.DP_GROUP
+
+
 def _name(group):
     return group.value if isinstance(group, enum.Enum) else group
 
@@ -45,6 +50,16 @@ data_rank, data_size = _core.data_rank, _core.data_size
 def get_group(group):
     """The ranks in this rank's group, ascending."""
     return _core.get_group(_name(group))
+
+
+def get_mp_group():
+    """The ranks that hold this replica of the model."""
+    return get_group(CommGroup.MP_GROUP)
+
+
+def get_dp_group():
+    """The ranks that hold this part of the model."""
+    return get_group(CommGroup.DP_GROUP)
 
 
 def send(obj, dest, rank_type=RankType.WORLD_RANK):

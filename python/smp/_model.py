@@ -1,14 +1,18 @@
 """The user's model, of which each rank owns a part."""
 
+import collections
 import contextlib
 import gc
 import weakref
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
-from . import _core, _state
+from . import _absent, _core, _state
 from ._errors import Error
+from ._files import PARTIAL
+from ._groups import CommGroup, allgather
 
 
 def _fresh(x):
@@ -47,10 +51,13 @@ class DistributedModel(torch.nn.Module):
     def forward(self, *args, **kwargs):
         call = _core.TracedCall()
         try:
+            _state.tracing = True
             while call.again():
                 self.module(*_fresh(args), **_fresh(kwargs))
+            _state.tracing = False
             return self.module(*args, **kwargs)
         finally:
+            _state.tracing = False
             del call
 
     def backward(self, tensors, grad_tensors=None, retain_graph=False):
@@ -100,27 +107,52 @@ class DistributedModel(torch.nn.Module):
         return self._core.order_text()
 
     def register_post_partition_hook(self, hook):
-        """Calls ``hook(model, optimizer)`` after the partition, or at once."""
+        """Calls ``hook(model, optimizer)`` after the partition, or at once. The
+        handle that it returns removes it."""
+        kept = collections.OrderedDict()
+        handle = RemovableHandle(kept)
+        kept[handle.id] = hook
 
         def run():
             found = [x() for x in _state.optimizers]
-            hook(self, next((x for x in found if x is not None), None))
+            for wanted in list(kept.values()):
+                wanted(self, next((x for x in found if x is not None), None))
 
         self._core.on_partition(run)
+        return handle
 
     # -- what this rank owns -------------------------------------------------------
 
     def local_module_names(self):
         return self._core.local_module_names()
 
+    def local_named_modules(self):
+        for name in self.local_module_names():
+            yield name, self.module.get_submodule(name)
+
+    def local_modules(self):
+        yield from (x for _, x in self.local_named_modules())
+
     def local_named_parameters(self):
-        return list(self._core.local_parameters().items())
+        yield from self._core.local_parameters().items()
 
     def local_parameters(self):
-        return list(self._core.local_parameters().values())
+        yield from self._core.local_parameters().values()
+
+    def local_named_buffers(self):
+        seen = set()
+        for path, module in self.local_named_modules():
+            for name, x in module._buffers.items():
+                if x is not None and id(x) not in seen:
+                    seen.add(id(x))
+                    yield f"{path}.{name}" if path else name, x
+
+    def local_buffers(self):
+        yield from (x for _, x in self.local_named_buffers())
 
     def local_state_dict(self):
-        return self._core.local_state_dict()
+        """What this rank owns, and that it is a part."""
+        return {**self._core.local_state_dict(), PARTIAL: True}
 
     # -- the whole model -------------------------------------------------------------
 
@@ -141,9 +173,12 @@ class DistributedModel(torch.nn.Module):
         return result
 
     def load_state_dict(self, state_dict, strict=True):
-        """Each rank takes what it owns."""
+        """Each rank takes what it owns. Local state dicts are put together
+        first, so that any partition reads them: then collective over the ranks
+        that hold the model."""
         if not strict:
             raise Error("DistributedModel.load_state_dict is always strict")
+        state_dict = whole_state(state_dict, "the model")
         first, known = {}, set()
         for name, x in self._named_tensors():
             first.setdefault(id(x), name)
@@ -158,6 +193,33 @@ class DistributedModel(torch.nn.Module):
 
     def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+        return self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def named_children(self):
+        return self.module.named_children()
+
+    def apply(self, fn):
+        self.module.apply(fn)
+        return self
+
+    def _apply(self, fn, recurse=True):
+        self.module._apply(fn, recurse)
+        return self
+
+    def zero_grad(self, set_to_none=True):
+        """Drops all gradients, also those that optimizers keep."""
+        self.module.zero_grad(set_to_none)
+        for x in _state.optimizers:
+            if x() is not None:
+                x().zero_grad()
+
+    def cpu(self):
+        raise Error(
+            "no rank has all of a DistributedModel: state_dict() returns all of "
+            "it on the host, for load_state_dict of a module without smp"
+        )
 
     def gradients(self):
         """The gradients of all parameters that have one. Collective."""
@@ -177,7 +239,10 @@ class DistributedModel(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+            module = super().__getattr__("module")
+        if hasattr(module, name):
+            return getattr(module, name)
+        return _absent.refuse("DistributedModel", name, _absent.OF_MODEL)
 
     def __getstate__(self):
         raise Error(
@@ -199,6 +264,29 @@ class DistributedModel(torch.nn.Module):
     def __del__(self):
         if "_core" in self.__dict__:
             self._end()
+
+
+def whole_state(state, of):
+    """A state dict as it is, or the local ones of all ranks of the replica
+    together; without what says so."""
+    if PARTIAL not in state:
+        return state
+    if _core.tp_size() > 1:
+        raise Error(
+            f"a local state dict of {of} cannot be loaded with "
+            "tensor_parallel_degree: a rank has slices; save state_dict(), or "
+            "use smp.save_checkpoint"
+        )
+    result = {}
+    for part in allgather(dict(state), CommGroup.MP_GROUP):
+        result.update(part)
+    result.pop(PARTIAL)
+    return result
+
+
+def is_tracing():
+    """Whether this rank runs the model for the first time, to measure it."""
+    return _state.tracing
 
 
 def _alive():
@@ -378,8 +466,26 @@ def delay_param_initialization(enabled=True):
         del scope
 
 
-def model_creation(*_, **__):
-    raise Error(
-        "smp.model_creation is not there: use smp.delay_param_initialization, "
-        "smp.tensor_parallelism and .to(dtype) of the module"
-    )
+@contextlib.contextmanager
+def model_creation(tensor_parallelism=False, dtype=None, **options):
+    """For the construction of a large model: ``delay_param_initialization``,
+    ``tensor_parallelism(**options)`` if it is wanted, and ``dtype`` as torch's
+    default."""
+    with contextlib.ExitStack() as stack:
+        if tensor_parallelism:
+            stack.enter_context(_shared(options))
+        if dtype is not None:
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(dtype)
+        stack.enter_context(delay_param_initialization())
+        yield
+
+
+def _shared(options):
+    unknown = options.keys() - {"optimize"}
+    if unknown:
+        raise Error(
+            f"smp.model_creation: unknown option {', '.join(sorted(unknown))}; "
+            "tensor_parallelism has optimize"
+        )
+    return tensor_parallelism(**options)

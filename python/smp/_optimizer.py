@@ -6,6 +6,9 @@ import torch
 
 from . import _core, _state
 from ._errors import Error
+from ._files import PARTIAL
+from ._groups import allgather
+from ._model import whole_state
 
 # -- what C++ asks of an optimizer (python_optimizer.cpp) -----------------------
 
@@ -163,6 +166,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model = _state.model_of_session("smp.DistributedOptimizer")
         self._inner = optimizer
         _check_parameters(optimizer, model)
+        self._given = {
+            id(p) for group in optimizer.param_groups for p in group["params"]
+        }
         self._core = _core.Optimizer(
             optimizer,
             _this_module(),
@@ -217,12 +223,43 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._core.state_dict()
 
     def local_state_dict(self):
-        """What this rank has of it."""
-        return self._core.local_state_dict()
+        """What this rank has of it, and that it is a part."""
+        return {**self._core.local_state_dict(), PARTIAL: True}
 
     def load_state_dict(self, state_dict):
-        """Takes what belongs to this rank out of a ``state_dict``."""
-        self._core.load_state_dict(state_dict)
+        """Takes what belongs to this rank out of a ``state_dict``, before the
+        first step at the partition. Local state dicts are put together first,
+        so that any partition reads them: then collective over the world."""
+        if PARTIAL in state_dict and any(allgather(self._is_divided())):
+            raise Error(
+                "a local state dict of the optimizer cannot be loaded with "
+                "shard_optimizer_state: a rank has rows; save state_dict(), or "
+                "use smp.save_checkpoint"
+            )
+        state = whole_state(state_dict, "the optimizer")
+        model = _state.model_of_session("DistributedOptimizer.load_state_dict")
+        me = weakref.ref(self)
+        # Before the partition nobody knows what this rank will update.
+        model._core.on_partition(
+            lambda: me() and me()._core.load_state_dict(state)
+        )
+
+    def _is_divided(self):
+        """Whether replicas divide what is updated among them."""
+        model = _state.model_of_session("DistributedOptimizer.load_state_dict")
+        if not model.partitioned or _core.rdp_size() == 1:
+            return False
+        local = {id(p): p for p in model.local_parameters()}
+        have = sum(p.numel() for g in self.param_groups for p in g["params"])
+        return have < sum(local[i].numel() for i in self._given & set(local))
+
+    @property
+    def _step_supports_amp_scaling(self):
+        # torch's GradScaler asks for it in its step().
+        raise Error(
+            "torch's GradScaler sees the gradients of one rank only: write "
+            "smp.amp.GradScaler"
+        )
 
     def add_param_group(self, param_group):
         raise Error(

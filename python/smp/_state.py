@@ -6,6 +6,7 @@ model = None  # weak reference to the DistributedModel
 optimizers = []  # weak references
 marks = []  # of modules before there is a model
 updates = 0  # of the model so far, as its first optimizer counts
+tracing = False  # the first call of the model, which measures it
 options = {}  # of smp.init
 manual_partition = {}  # pp_ranks by module
 

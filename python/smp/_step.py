@@ -50,12 +50,17 @@ class StepOutput:
 
 def _split(x, parts, index, axis, place):
     def slice_of(t):
+        if not isinstance(t, torch.Tensor):
+            own = getattr(
+                t, "smp_slice", None
+            )  # objects that divide themselves
+            return t if own is None else own(parts, index, axis)
         try:
             return _core.slice(t, parts, index, axis)
         except Error as e:
             raise Error(f"{place}: {e}") from None
 
-    return pytree.tree_map_only(torch.Tensor, slice_of, x)
+    return pytree.tree_map(slice_of, x)
 
 
 def _on_device(x):

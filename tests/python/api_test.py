@@ -1,0 +1,334 @@
+# ctest: seconds=30 label=multiprocess
+"""The names of the withdrawn product's API that the other files do not use."""
+
+import copy
+import os
+import tempfile
+
+import torch
+
+import smp
+from harness import (
+    HALVES,
+    Block,
+    Net,
+    case,
+    expect,
+    largest_difference,
+    make_step,
+    microbatches,
+    own,
+    own_part,
+    ranks,
+    run,
+    samples,
+)
+
+
+class Overflow(torch.autograd.Function):
+    """Multiplies the gradient of ``w`` only."""
+
+    @staticmethod
+    def forward(ctx, w, factor):
+        ctx.factor = factor
+        return w.view_as(w)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor.max(), None
+
+
+class Overflows(Block):
+    def forward(self, x, factor):
+        w = Overflow.apply(self.a.weight, factor)
+        return x + self.b(torch.nn.functional.linear(x, w, self.a.bias))
+
+
+class Scaled(Net):
+    """Its first block's gradient overflows where the batch says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.h[0] = Overflows()
+
+    def forward(self, x, factor):
+        x = self.h[0](x, factor)
+        for block in self.h[1:]:
+            x = block(x)
+        return self.head(x)
+
+
+def place(net, places):
+    for path, rank in places.items():
+        smp.set_partition(net.get_submodule(path), rank % smp.pp_size())
+
+
+def overflowing(i):
+    found = samples(i)
+    found["f"] = torch.full((16,), float("inf") if i in (2, 5) else 1.0)
+    return found
+
+
+def scaled_loss(net, batch):
+    return torch.nn.functional.cross_entropy(
+        net(batch["x"], batch["f"]), batch["y"]
+    )
+
+
+@case
+def a_grad_scaler_decides_for_all_ranks():
+    net = Scaled()
+    alone = copy.deepcopy(net)
+    place(net, HALVES)
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05)
+    )
+    reference = torch.optim.SGD(alone.parameters(), lr=0.05)
+    how = dict(init_scale=1000.0, growth_interval=2, backoff_factor=0.25)
+    scaler = smp.amp.GradScaler(**how)
+    theirs = torch.amp.GradScaler("cpu", **how)
+
+    @smp.step
+    def train_step(batch):
+        loss = scaled_loss(model, batch)
+        model.backward(scaler.scale(loss))
+        return loss
+
+    parts = 4 * smp.data_size()
+    for i in range(8):
+        clips = i % 2 == 1
+        batch = overflowing(i)
+        optimizer.zero_grad()
+        train_step(own_part(batch))
+        reference.zero_grad()
+        for part in microbatches(batch, parts):
+            theirs.scale(scaled_loss(alone, part) / parts).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            norm = smp.clip_grad_norm_(model, 0.5)
+            theirs.unscale_(reference)
+            expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+            if i != 5:
+                assert abs(norm - expected) < 1e-5 * expected, (norm, expected)
+        assert scaler.step(optimizer) is (i not in (2, 5))
+        theirs.step(reference)
+        scaler.update()
+        theirs.update()
+        assert scaler.get_scale() == theirs.get_scale(), (i, scaler.get_scale())
+        moved = largest_difference(model.state_dict(), alone)
+        assert moved < 2e-5, (i, moved)
+    assert scaler.state_dict().keys() == theirs.state_dict().keys()
+    again = smp.amp.GradScaler()
+    again.load_state_dict(theirs.state_dict())
+    assert again.state_dict() == scaler.state_dict() == theirs.state_dict()
+
+
+@case
+def what_a_grad_scaler_refuses():
+    model = smp.DistributedModel(Net())
+    made = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = smp.DistributedOptimizer(made, static_loss_scale=8.0)
+    scaler = smp.amp.GradScaler()
+    expect(smp.Error, "call step(optimizer)", scaler.update)
+    expect(smp.Error, "SGD", lambda: scaler.step(made))
+    expect(smp.Error, "enabled=False", lambda: scaler.step(optimizer))
+    torchs = torch.amp.GradScaler("cpu")
+    torchs.scale(torch.ones(1))
+    expect(
+        smp.Error, "write smp.amp.GradScaler", lambda: torchs.step(optimizer)
+    )
+    off = smp.amp.GradScaler(enabled=False)
+    assert off.scale(1) == 1 and off.state_dict() == {} and off.get_scale() == 1
+
+
+@case
+def local_state_in_files_of_their_own():
+    """A file for each rank, read by another partition, and one for all."""
+    folder = smp.broadcast(tempfile.mkdtemp())
+    name = os.path.join(folder, "checkpoint.pt")
+    whole = os.path.join(folder, "whole.pt")
+    expected = _trained(range(4))
+
+    _trained(range(2), save=name, whole=whole, keep=True)
+    smp.barrier()
+    assert os.path.exists(f"{name}_{smp.mp_rank()}")
+    turned = {path: 1 - rank for path, rank in HALVES.items()}
+    for f, partial in ((name, True), (whole, False)):
+        found = _trained(range(2, 4), turned, load=f, partial=partial)
+        for n, x in expected.items():
+            assert torch.allclose(x, found[n], 0, 1e-6), (n, x - found[n])
+    if smp.rank() == 0:
+        e = expect(smp.Error, "partial=False", lambda: smp.load(whole))
+        assert "whole.pt_0" in str(e)
+
+
+def _trained(steps, places=HALVES, save=None, whole=None, load=None, **how):
+    net = Net()
+    place(net, places)
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=0.01)
+    )
+    if load:
+        found = smp.load(load, partial=how["partial"])
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+    train_step = make_step(model)
+    for i in steps:
+        optimizer.zero_grad()
+        train_step(own_part(samples(i)))
+        optimizer.step()
+    if save:
+        state = {
+            "model": model.local_state_dict(),
+            "optimizer": optimizer.local_state_dict(),
+        }
+        assert state["model"]["_smp_is_partial"]
+        all_of_it = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+        }
+        if smp.rdp_rank() == 0:
+            smp.save(state, save)
+        smp.save(all_of_it, whole, partial=False)
+    return model.state_dict()
+
+
+@case
+def a_model_is_created_late_and_in_its_type():
+    before = torch.get_default_dtype()
+    with smp.model_creation(dtype=torch.float64):
+        net = Net()
+    assert torch.get_default_dtype() == before
+    alone = Net().double()
+    place(net, HALVES)
+    model = smp.DistributedModel(net)
+
+    def loss_of(model, batch):
+        return torch.nn.functional.cross_entropy(
+            model(batch["x"].double()), batch["y"]
+        )
+
+    make_step(model, loss_of)(own_part(samples(0)))
+    found = model.state_dict()
+    assert {x.dtype for x in found.values()} == {torch.float64}
+    assert found.keys() == dict(alone.named_parameters()).keys()
+    assert not torch.equal(found["h.0.a.weight"], found["h.1.a.weight"])
+    expect(smp.Error, "optimize", lambda: _created(tensor_parallelism=1, x=2))
+
+
+def _created(**options):
+    with smp.model_creation(**options):
+        pass
+
+
+class Counted(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(32)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+@case
+def what_a_rank_owns_and_hooks():
+    net = Counted()
+    place(net, {**HALVES, "norm": 1})
+    model = smp.DistributedModel(net)
+    assert [n for n, _ in model.named_children()] == ["h", "head", "norm"]
+    assert dict(model.named_modules())["h.0.a"] is net.h[0].a
+    traced, told = [], []
+
+    def hook(model, optimizer):
+        assert model.partitioned and optimizer is not None
+        told.append(len(list(model.local_parameters())))
+
+    model.register_post_partition_hook(hook)
+    model.register_post_partition_hook(hook).remove()
+    optimizer = smp.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    net.head.register_forward_pre_hook(
+        lambda *_: traced.append(smp.is_tracing())
+    )
+    make_step(model)(own_part(samples(0)))
+    assert told == [len(list(model.local_named_parameters()))]
+    assert not smp.is_tracing() and (smp.rank() > 0 or traced[0])
+    names = dict(model.local_named_modules())
+    assert list(names.values()) == list(model.local_modules())
+    assert ("norm" in names) == own(model, "norm")
+    buffers = dict(model.local_named_buffers())
+    assert len(buffers) == (3 if "norm" in names else 0), buffers
+    assert len(list(model.local_buffers())) == len(buffers)
+    assert model.gradients()
+    model.zero_grad()
+    assert not model.gradients()
+    assert smp.get_mp_group() == smp.get_group(smp.MP_GROUP)
+    assert smp.rank() in smp.get_dp_group()
+    assert smp.DP_GROUP is smp.CommGroup.DP_GROUP and smp.WORLD == "world"
+    del optimizer
+
+
+@case
+def torch_clips_all_of_the_model_or_nothing():
+    net = Net()
+    place(net, HALVES)
+    model = smp.DistributedModel(net)
+    make_step(model)(own_part(samples(0)))
+    clip = torch.nn.utils.clip_grad_norm_
+    expect(
+        smp.Error, "2-norm", lambda: clip(model.parameters(), 1.0, norm_type=1)
+    )
+    norm = clip(model.parameters(), 0.01)
+    squares = sum(x.pow(2).sum() for x in model.gradients().values())
+    assert norm > 0.1 and abs(squares.sqrt() - 0.01) < 1e-4, (norm, squares)
+    other = torch.nn.Linear(2, 2)
+    other(torch.ones(2, 2)).sum().backward()
+    assert clip(other.parameters(), 1.0) > 1
+
+
+class Pair:
+    """Divides itself; one value is not divided."""
+
+    def __init__(self, x, whole):
+        self.x, self.whole = x, whole
+
+    def smp_slice(self, parts, index, axis):
+        size = self.x.shape[axis] // parts
+        return Pair(self.x.narrow(axis, index * size, size), self.whole)
+
+
+@case
+def arguments_that_divide_themselves():
+    @smp.step(microbatches=2, input_split_axes={"b": 1})
+    def look(pair, b):
+        assert pair.x.shape == (2, 3) and pair.whole.shape == (5,)
+        assert b[0].x.shape == (4, 1)
+        return pair.x.sum()
+
+    one = Pair(torch.arange(12.0).reshape(4, 3), torch.ones(5))
+    out = look(one, [Pair(torch.ones(4, 2), None)])
+    assert out.reduce_sum().item() == 66 and out[0].item() == 15
+
+
+@case
+def what_is_not_there_says_what_to_use():
+    for name in ("get_dp_process_group", "tp_register", "nn", "optimizers"):
+        e = expect(smp.Error, name, lambda: getattr(smp, name))
+        assert "is not there" in str(e), e
+    assert not hasattr(smp, "nn") and not hasattr(smp, "no_such")
+    model = smp.DistributedModel(Net())
+    for name in ("join", "register_comm_hook", "distributed_modules"):
+        expect(smp.Error, name, lambda: getattr(model, name))
+    expect(AttributeError, "no_such", lambda: model.no_such)
+    expect(smp.Error, "state_dict()", model.cpu)
+
+
+if __name__ == "__main__":
+    run(
+        ranks(2),
+        ranks(2, static_mode=True, fast_mode=True),
+        ranks(4, ddp=True),
+    )
