@@ -160,8 +160,8 @@ function(smp_add_cuda folder)
   install(TARGETS smp_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()
 
-# smp_add_python(FOLDER): the package smp for Python in build/*/python, of which
-# FOLDER/extension is compiled. Without a Python it is not made.
+# smp_add_python(FOLDER): the packages smp and smdistributed for Python in
+# build/*/python; FOLDER/extension is compiled. Without a Python they are not made.
 function(smp_add_python folder)
   smp_wanted(wanted runtime)
   # Sanitizers would have to be in Python itself.
@@ -200,12 +200,14 @@ function(smp_add_python folder)
     BUILD_RPATH "$<TARGET_FILE_DIR:smp>" SKIP_BUILD_RPATH OFF
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$<TARGET_FILE_DIR:smp>"
     CXX_VISIBILITY_PRESET hidden)
-  file(GLOB modules CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/${folder}/smp
-    ${PROJECT_SOURCE_DIR}/${folder}/smp/*.py)
-  file(MAKE_DIRECTORY ${package})
+  set(from ${PROJECT_SOURCE_DIR}/${folder})
+  file(GLOB_RECURSE modules CONFIGURE_DEPENDS RELATIVE ${from} ${from}/smp/*.py
+    ${from}/smdistributed/*.py)
   foreach(module IN LISTS modules)
-    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder}/smp/${module}
-      ${package}/${module} SYMBOLIC)
+    set(link ${CMAKE_BINARY_DIR}/python/${module})
+    cmake_path(GET link PARENT_PATH parent)
+    file(MAKE_DIRECTORY ${parent})
+    file(CREATE_LINK ${from}/${module} ${link} SYMBOLIC)
   endforeach()
 endfunction()
 

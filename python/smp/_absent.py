@@ -33,6 +33,10 @@ OF_PACKAGE = {
     "nn": "there are no classes for shared modules: keep torch's, and make them "
     "inside of smp.tensor_parallelism(); for FusedLayerNorm and "
     "FlashAttentionLayer use torch's LayerNorm and scaled_dot_product_attention",
+    "checkpoint": "torch.utils.checkpoint.checkpoint works in modules, and "
+    "smp.set_activation_checkpointing(module) needs no change of code",
+    "checkpoint_sequential": "smp.set_activation_checkpointing(sequential, "
+    'strategy="group_2") does it without a change of code',
     "optimizers": "smp.DistributedOptimizer takes any optimizer of torch.optim",
 }
 

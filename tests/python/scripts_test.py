@@ -1,0 +1,182 @@
+# ctest: seconds=60 label=multiprocess
+"""Scripts that were written for something else, with few changes or none."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+import torch.nn.functional as F
+
+import smp
+from harness import expect
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PROGRAMS = os.path.join(HERE, "programs")
+sys.path.insert(0, PROGRAMS)
+
+
+def run(ranks, program, *args, **environment):
+    """The lines that rank 0 prints."""
+    command = [sys.executable]
+    with tempfile.TemporaryDirectory() as folder:
+        if ranks > 1:
+            command += ["-m", "smp.run", "-n", str(ranks)]
+        done = subprocess.run(
+            [*command, os.path.join(PROGRAMS, program), *args],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=150,
+            text=True,
+            env={**os.environ, **environment},
+        )
+    if done.returncode != 0:
+        print(done.stdout)
+        sys.exit(f"{program} on {ranks} ranks ended with {done.returncode}")
+    return done.stdout.splitlines()
+
+
+def losses_in(lines):
+    found = [x.split() for x in lines if x.startswith("loss ")]
+    return {int(x[1]): float(x[2]) for x in found}
+
+
+def check(what, found, expected, within=2e-6):
+    if found.keys() != expected.keys() or any(
+        abs(x - expected[i]) > within for i, x in found.items()
+    ):
+        sys.exit(f"{what}: {found}, wanted {expected}")
+    print(f"ok {what}", flush=True)
+
+
+# -- the withdrawn product -------------------------------------------------------
+
+
+def options(**more):
+    return json.dumps({"partitions": 2, "microbatches": 4, **more})
+
+
+def withdrawn_alone():
+    """What one process computes."""
+    import withdrawn
+
+    torch.manual_seed(7)
+    net = withdrawn.GroupedNet()
+    optimizer = torch.optim.Adadelta(net.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+    result = {}
+    for i, (data, target) in enumerate(withdrawn.batches(6)):
+        optimizer.zero_grad()
+        total = 0.0
+        for x, y in zip(data.chunk(4), target.chunk(4)):
+            loss = F.nll_loss(net(x), y) / 4
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        schedule.step()
+        result[i] = total
+    return result
+
+
+def a_script_of_the_withdrawn_product():
+    expected = withdrawn_alone()
+    with tempfile.TemporaryDirectory() as folder:
+        given = {
+            "SM_HP_MP_PARAMETERS": options(
+                ddp=True,
+                placement_strategy="spread",
+                optimize="speed",
+                shard_optimizer_state=True,
+                ddp_port=29400,
+            )
+        }
+        lines = run(2, "withdrawn.py", folder, **given)
+        check("the withdrawn product's script", losses_in(lines), expected)
+        rest = run(2, "withdrawn.py", folder, "resume", **given)
+        later = {i: x for i, x in expected.items() if i >= 3}
+        check("its checkpoint", losses_in(rest), later)
+        if rest[-1] != lines[-1] or "test loss" not in lines[-1]:
+            sys.exit(f"its evaluation: {rest[-1]}, wanted {lines[-1]}")
+
+
+def its_half_precision():
+    with tempfile.TemporaryDirectory() as folder:
+        given = {"SM_HP_MP_PARAMETERS": options(fp16=True)}
+        found = losses_in(run(2, "withdrawn.py", folder, **given))
+    check("its fp16", found, withdrawn_alone(), within=0.02)
+    if found == withdrawn_alone():
+        sys.exit("fp16 was ignored")
+
+
+def its_options():
+    from smdistributed.modelparallel.torch import _config
+
+    def translated(size=1, **options):
+        os.environ["SMP_WORLD_SIZE"] = str(size)
+        try:
+            return _config.translated(options)
+        finally:
+            del os.environ["SMP_WORLD_SIZE"]
+
+    table = [
+        (1, dict(partitions=2, horovod=False), dict(partitions=2)),
+        (1, dict(fp16=True, bf16=False), dict(fp16_params=True)),
+        (1, dict(skip_tracing=True), dict(trace_device="none")),
+        (1, dict(optimize="speed", memory_weight=0.5), dict(memory_weight=0.5)),
+        (1, dict(default_partition=1), {}),
+        (
+            2,
+            dict(ddp=True, placement_strategy="spread", partitions=2),
+            dict(ddp=True, partitions=2),
+        ),
+        (
+            4,
+            dict(ddp=True, placement_strategy="spread", partitions=2),
+            dict(
+                ddp=True,
+                placement_strategy="spread",
+                partitions=2,
+                broadcast_buffers=True,
+            ),
+        ),
+        (1, dict(sdp_max_live_parameters=1), {}),
+        (1, dict(nosuch=1), dict(nosuch=1)),  # smp.init refuses it
+    ]
+    for size, given, wanted in table:
+        found = translated(size, **given)
+        assert found == wanted, (given, found, wanted)
+    expect(
+        smp.Error,
+        "shard_gradients",
+        lambda: translated(sharded_data_parallel_degree=2),
+    )
+    expect(smp.Error, "TensorFlow", lambda: translated(horovod=True))
+    shim = sys.modules["smdistributed.modelparallel.torch"]
+    expect(
+        smp.Error, "unknown key smp.nosuch", lambda: shim.init({"nosuch": 1})
+    )
+    expect(smp.Error, "scaled_dot_product", lambda: shim.nn)
+    expect(
+        smp.Error,
+        "smp.init({'broadcast_buffers': False})",
+        lambda: _refused_buffers(shim, _config),
+    )
+    print("ok its options", flush=True)
+
+
+def _refused_buffers(shim, config):
+    config.keep({"ddp": True})
+    shim.DistributedModel(torch.nn.Linear(1, 1), broadcast_buffers=False)
+
+
+def main():
+    its_options()
+    a_script_of_the_withdrawn_product()
+    its_half_precision()
+
+
+if __name__ == "__main__":
+    main()
