@@ -178,15 +178,18 @@ class DistributedModel(torch.nn.Module):
         that hold the model."""
         if not strict:
             raise Error("DistributedModel.load_state_dict is always strict")
-        state_dict = whole_state(state_dict, "the model")
+        state = whole_state(state_dict, "the model")
         first, known = {}, set()
         for name, x in self._named_tensors():
             first.setdefault(id(x), name)
             known.add(name)
         kept = set(first.values())
-        self._core.load_state_dict(
-            {n: x for n, x in state_dict.items() if n in kept or n not in known}
+        # Buffers that no state dict has keep their values.
+        own = {n: x for n, x in self.named_buffers() if n not in known}
+        own.update(
+            {n: x for n, x in state.items() if n in kept or n not in known}
         )
+        self._core.load_state_dict(own)
 
     def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
@@ -269,8 +272,8 @@ class DistributedModel(torch.nn.Module):
 def whole_state(state, of):
     """A state dict as it is, or the local ones of all ranks of the replica
     together; without what says so."""
-    if PARTIAL not in state:
-        return state
+    if not state.get(PARTIAL):
+        return {name: x for name, x in state.items() if name != PARTIAL}
     if _core.tp_size() > 1:
         raise Error(
             f"a local state dict of {of} cannot be loaded with "

@@ -10,6 +10,9 @@ from ._files import PARTIAL
 from ._groups import allgather
 from ._model import whole_state
 
+# In a state dict: the options of each group, such as its learning rate.
+GROUPS = "param_groups"
+
 # -- what C++ asks of an optimizer (python_optimizer.cpp) -----------------------
 
 # The state of torch's own classes: fields with the shape of the parameter, and
@@ -218,13 +221,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._core.swap_averages()
 
     def state_dict(self):
-        """The state of the whole model's parameters, by name and field, the
-        same on all ranks. Collective."""
-        return self._core.state_dict()
+        """The state of the whole model's parameters, by name and field, and
+        the options of the groups, the same on all ranks. Collective."""
+        return {**self._core.state_dict(), GROUPS: self._options()}
 
     def local_state_dict(self):
         """What this rank has of it, and that it is a part."""
-        return {**self._core.local_state_dict(), PARTIAL: True}
+        state = self._core.local_state_dict()
+        return {**state, GROUPS: self._options(), PARTIAL: True}
+
+    def _options(self):
+        return [
+            {name: x for name, x in group.items() if name != "params"}
+            for group in self._inner.param_groups
+        ]
 
     def load_state_dict(self, state_dict):
         """Takes what belongs to this rank out of a ``state_dict``, before the
@@ -237,6 +247,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "use smp.save_checkpoint"
             )
         state = whole_state(state_dict, "the optimizer")
+        options = state.pop(GROUPS, self._options())
+        if len(options) != len(self._inner.param_groups):
+            raise Error(
+                f"the state has {len(options)} groups of parameters, the "
+                f"optimizer {len(self._inner.param_groups)}"
+            )
+        for group, saved in zip(self._inner.param_groups, options):
+            group.update(saved)
         model = _state.model_of_session("DistributedOptimizer.load_state_dict")
         me = weakref.ref(self)
         # Before the partition nobody knows what this rank will update.

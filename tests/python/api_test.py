@@ -178,6 +178,8 @@ def _trained(steps, places=HALVES, save=None, whole=None, load=None, **how):
     for i in steps:
         optimizer.zero_grad()
         train_step(own_part(samples(i)))
+        if i == 1:  # a schedule would do it
+            optimizer.param_groups[0]["lr"] = 0.03
         optimizer.step()
     if save:
         state = {
@@ -269,6 +271,39 @@ def what_a_rank_owns_and_hooks():
     assert smp.rank() in smp.get_dp_group()
     assert smp.DP_GROUP is smp.CommGroup.DP_GROUP and smp.WORLD == "world"
     del optimizer
+
+
+class Unsaved(Net):
+    """With a buffer that no state dict has."""
+
+    def __init__(self):
+        super().__init__()
+        table = torch.linspace(1.0, 2.0, 32)
+        self.h[2].register_buffer("table", table, persistent=False)
+
+    def forward(self, x):
+        return super().forward(x * self.h[2].table)
+
+
+@case
+def buffers_that_no_state_dict_has_keep_their_values():
+    expected = None
+    for late in (False, True):
+        with smp.delay_param_initialization(late):
+            net = Unsaved()
+        place(net, HALVES)
+        model = smp.DistributedModel(net)
+        if late:
+            model.load_state_dict(expected[1])
+        before = make_step(model)(own_part(samples(0))).reduce_mean()
+        state = model.state_dict()
+        assert "h.2.table" not in state
+        model.load_state_dict({**state, "_smp_is_partial": False})
+        after = make_step(model)(own_part(samples(0))).reduce_mean()
+        assert before == after, (before, after)
+        assert expected is None or before == expected[0], (before, expected[0])
+        expected = before, state
+        del model
 
 
 @case

@@ -213,6 +213,7 @@ def the_state_of_an_optimizer():
     state = optimizer.state_dict()
     assert state["h.0.a.weight/exp_avg"].shape == (32, 32)
     assert state["head.bias/step"].item() == 1
+    assert state.pop("param_groups")[0]["lr"] == 1e-2
     optimizer.load_state_dict({k: x * 0 + 3 for k, x in state.items()})
     again = optimizer.state_dict()
     assert again["h.0.a.weight/exp_avg"].eq(3).all()

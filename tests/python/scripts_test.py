@@ -1,4 +1,4 @@
-# ctest: seconds=60 label=multiprocess
+# ctest: seconds=50 label=multiprocess
 """Scripts that were written for something else, with few changes or none."""
 
 import json
@@ -172,10 +172,54 @@ def _refused_buffers(shim, config):
     shim.DistributedModel(torch.nn.Linear(1, 1), broadcast_buffers=False)
 
 
+# -- transformers' Trainer -------------------------------------------------------
+
+
+def trainer(ranks, out, *args):
+    given = {}
+    if ranks > 1:
+        given["SM_HP_MP_PARAMETERS"] = options()
+        given["SM_FRAMEWORK_PARAMS"] = '{"sagemaker_mpi_enabled": true}'
+    else:
+        args = ("--use_cpu", "true", *args)
+    args = [
+        *("--output_dir", out, "--report_to", "none", "--disable_tqdm", "true"),
+        *("--per_device_train_batch_size", "8", "--num_train_epochs", "1"),
+        *("--logging_steps", "1", "--save_steps", "3"),
+        *("--save_strategy", "steps", "--learning_rate", "1e-2"),
+        *("--weight_decay", "0.1", "--max_grad_norm", "0.5", *args),
+    ]
+    return run(ranks, "trainer.py", *args, **given)
+
+
+def the_trainer_of_transformers():
+    with tempfile.TemporaryDirectory() as folder:
+        expected = trainer(1, os.path.join(folder, "alone"))
+        wanted = losses_in(expected)
+        assert len(wanted) == 6, expected
+        out = os.path.join(folder, "2")
+        found = trainer(2, out)
+        check("the Trainer of transformers", losses_in(found), wanted, 2e-4)
+        for of in ("test loss", "norm"):
+            x, y = (last(of, lines) for lines in (found, expected))
+            assert abs(x - y) < 2e-5 * y, (of, x, y)
+        saved = os.path.join(out, "checkpoint-3")
+        # This torch refuses to read it, with or without smp.
+        os.remove(os.path.join(saved, "rng_state.pth"))
+        rest = trainer(2, out, "--resume_from_checkpoint", saved)
+        later = {i: x for i, x in wanted.items() if i > 3}
+        check("its checkpoint", losses_in(rest), later, 2e-4)
+
+
+def last(what, lines):
+    return [float(x.split()[-1]) for x in lines if x.startswith(what)][-1]
+
+
 def main():
     its_options()
     a_script_of_the_withdrawn_product()
     its_half_precision()
+    the_trainer_of_transformers()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,12 @@ import smp as _smp
 from smp import *  # noqa: F401, F403
 
 from . import _config
-from ._checkpoint import resume_from_checkpoint, save_checkpoint  # noqa: F401
+from ._checkpoint import (  # noqa: F401
+    load,
+    resume_from_checkpoint,
+    save,
+    save_checkpoint,
+)
 from ._model import (  # noqa: F401
     DistributedModel,
     DistributedOptimizer,

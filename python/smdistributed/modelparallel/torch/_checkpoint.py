@@ -25,6 +25,16 @@ def _optimizer():
     return next((x for x in found if x is not None), None)
 
 
+def save(obj, f, partial=True, *args, v3=False, **options):
+    """As ``smp.save``; ``v3`` was about files of sharded state."""
+    _smp.save(obj, f, partial, *args, **options)
+
+
+def load(f, *args, back_compat=False, **options):
+    """As ``smp.load``."""
+    return _smp.load(f, *args, **options)
+
+
 def save_checkpoint(
     path,
     tag,
@@ -60,6 +70,17 @@ def save_checkpoint(
     return os.path.join(path, str(tag))
 
 
+def _weights(path, tag):
+    """All of a model; transformers names a file that it does not write."""
+    given = os.path.join(path, tag)
+    safe = os.path.join(path, "model.safetensors")
+    if os.path.exists(given) or not os.path.exists(safe):
+        return torch.load(given, "cpu")
+    from safetensors.torch import load_file
+
+    return load_file(safe)
+
+
 def resume_from_checkpoint(
     path,
     tag=None,
@@ -83,7 +104,7 @@ def resume_from_checkpoint(
     if tag is None:
         with open(os.path.join(path, "newest")) as file:
             tag = file.read().strip()
-    state = torch.load(os.path.join(path, str(tag)), "cpu")
+    state = _weights(path, str(tag))
     if translate_function is not None:
         state = translate_function(state)
     model.load_state_dict(state, strict)

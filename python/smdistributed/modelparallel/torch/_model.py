@@ -106,6 +106,10 @@ class DistributedOptimizer(_smp.DistributedOptimizer):
         return _smp.clip_grad_norm_(model, max_norm)
 
     def local_state_dict(self, gather_if_shard=True):
+        """What this rank has, of which other partitions can make the whole; with
+        ``shard_optimizer_state`` all of it. Collective."""
+        if _config.given.shard_optimizer_state:
+            return self.state_dict()
         return super().local_state_dict()
 
 
