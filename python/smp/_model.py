@@ -208,7 +208,17 @@ class DistributedModel(torch.nn.Module):
         return self
 
     def _apply(self, fn, recurse=True):
-        self.module._apply(fn, recurse)
+        if self._core is None or not self.partitioned:
+            self.module._apply(fn, recurse)
+            return self
+        # They stay where smp has placed them; others are not here.
+        for x in self.local_parameters():
+            if fn(x.new_empty(0)).dtype != x.dtype:
+                raise Error(
+                    "the type of a DistributedModel cannot change after its "
+                    "first step: convert the module before it, or use "
+                    "bf16_params or fp16_params of smp.init"
+                )
         return self
 
     def zero_grad(self, set_to_none=True):

@@ -264,6 +264,8 @@ def what_a_rank_owns_and_hooks():
     buffers = dict(model.local_named_buffers())
     assert len(buffers) == (3 if "norm" in names else 0), buffers
     assert len(list(model.local_buffers())) == len(buffers)
+    assert torch.nn.ModuleList([model]).to("cpu")[0] is model
+    expect(smp.Error, "convert the module before", model.half)
     assert model.gradients()
     model.zero_grad()
     assert not model.gradients()

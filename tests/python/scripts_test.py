@@ -215,11 +215,42 @@ def last(what, lines):
     return [float(x.split()[-1]) for x in lines if x.startswith(what)][-1]
 
 
+# -- a script for one process ----------------------------------------------------
+
+
+def a_script_with_ten_other_lines():
+    old, new = (lines_of(name) for name in ("gpt_one.py", "gpt_two.py"))
+    changed = [x for x in new if x not in old]
+    assert len(changed) <= 10, changed
+    with tempfile.TemporaryDirectory() as folder:
+        expected = run(1, "gpt_one.py", folder)
+        one = torch.load(os.path.join(folder, "ckpt.pt"))
+        found = run(2, "gpt_two.py", folder)
+        two = torch.load(os.path.join(folder, "ckpt.pt"))
+    check("a script for one process", losses_in(found), losses_in(expected))
+    tests = [
+        {int(x.split()[2]): float(x.split()[3]) for x in lines if "test" in x}
+        for lines in (found, expected)
+    ]
+    check("its evaluation", *tests)
+    assert one["model"].keys() == two["model"].keys()
+    for name, x in one["model"].items():
+        assert torch.allclose(x, two["model"][name], 0, 2e-5), name
+
+
+def lines_of(name):
+    """Without what it says of itself, and however deep they are."""
+    with open(os.path.join(PROGRAMS, name)) as file:
+        code = file.read().partition('"""\n\n')[2]
+    return [x.strip() for x in code.splitlines()]
+
+
 def main():
     its_options()
     a_script_of_the_withdrawn_product()
     its_half_precision()
     the_trainer_of_transformers()
+    a_script_with_ten_other_lines()
 
 
 if __name__ == "__main__":
