@@ -7,11 +7,11 @@ import torch
 from . import _core, _state
 from ._errors import Error
 from ._files import PARTIAL
-from ._groups import allgather
 from ._model import whole_state
 
-# In a state dict: the options of each group, such as its learning rate.
-GROUPS = "param_groups"
+# In a state dict: the options of each group, such as its learning rate, and
+# that other replicas have the rest.
+GROUPS, DIVIDED = "param_groups", "_smp_is_divided"
 
 # -- what C++ asks of an optimizer (python_optimizer.cpp) -----------------------
 
@@ -228,7 +228,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def local_state_dict(self):
         """What this rank has of it, and that it is a part."""
         state = self._core.local_state_dict()
-        return {**state, GROUPS: self._options(), PARTIAL: True}
+        state.update({GROUPS: self._options(), PARTIAL: True})
+        if self._is_divided():
+            state[DIVIDED] = True
+        return state
 
     def _options(self):
         return [
@@ -239,14 +242,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict):
         """Takes what belongs to this rank out of a ``state_dict``, before the
         first step at the partition. Local state dicts are put together first,
-        so that any partition reads them: then collective over the world."""
-        if PARTIAL in state_dict and any(allgather(self._is_divided())):
-            raise Error(
-                "a local state dict of the optimizer cannot be loaded with "
-                "shard_optimizer_state: a rank has rows; save state_dict(), or "
-                "use smp.save_checkpoint"
-            )
+        so that any partition reads them: then collective over the ranks that
+        hold the model."""
         state = whole_state(state_dict, "the optimizer")
+        if state.pop(DIVIDED, False):
+            raise Error(
+                "a local state dict made with shard_optimizer_state cannot be "
+                "loaded, as it has rows of some parameters only; save "
+                "state_dict(), or use smp.save_checkpoint"
+            )
         options = state.pop(GROUPS, self._options())
         if len(options) != len(self._inner.param_groups):
             raise Error(
@@ -264,7 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _is_divided(self):
         """Whether replicas divide what is updated among them."""
-        model = _state.model_of_session("DistributedOptimizer.load_state_dict")
+        model = _state.model_of_session("DistributedOptimizer.local_state_dict")
         if not model.partitioned or _core.rdp_size() == 1:
             return False
         local = {id(p): p for p in model.local_parameters()}

@@ -198,6 +198,28 @@ def _trained(steps, places=HALVES, save=None, whole=None, load=None, **how):
 
 
 @case
+def rows_of_one_replica_are_not_the_state():
+    if smp.rdp_size() == 1:
+        return
+    net = Net()
+    place(net, HALVES)
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=0.01)
+    )
+    make_step(model)(own_part(samples(0)))
+    optimizer.step()
+    part, whole = optimizer.local_state_dict(), optimizer.state_dict()
+    divided = any(smp.allgather("_smp_is_divided" in part))
+    assert divided == bool(smp._state.options.get("shard_optimizer_state"))
+    if divided:
+        expect(smp.Error, "rows", lambda: optimizer.load_state_dict(part))
+    else:
+        optimizer.load_state_dict(part)
+    optimizer.load_state_dict(whole)
+
+
+@case
 def a_model_is_created_late_and_in_its_type():
     before = torch.get_default_dtype()
     with smp.model_creation(dtype=torch.float64):
@@ -368,4 +390,12 @@ if __name__ == "__main__":
         ranks(2),
         ranks(2, static_mode=True, fast_mode=True),
         ranks(4, ddp=True),
+        ranks(
+            4,
+            "a_grad_scaler_decides_for_all_ranks",
+            "rows_of_one_replica_are_not_the_state",
+            ddp=True,
+            shard_optimizer_state=True,
+            shard_gradients=True,
+        ),
     )
