@@ -145,8 +145,8 @@ class _Alone:
         try:
             yield
         finally:
-            model.module = module
             object.__setattr__(model, "_core", core)
+            model.module = module  # looks at the partition
 
     def end(self):
         for x in self._copy.modules():
