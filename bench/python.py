@@ -137,7 +137,12 @@ def over_ranks(x):
 
     import smp
 
-    smp.init(pipeline_parallel_degree=2, microbatches=MICROBATCHES, threads=1)
+    smp.init(
+        pipeline_parallel_degree=2,
+        microbatches=MICROBATCHES,
+        threads=1,
+        optimize="speed",
+    )
     model = smp.DistributedModel(net)
     optimizer = smp.DistributedOptimizer(adamw(model))
 

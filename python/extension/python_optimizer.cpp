@@ -143,10 +143,27 @@ struct optimizer_pair {
 std::unique_ptr<optimizer_pair>
 make_pair(const py::object& x, const py::module_& helper,
           std::optional<double> static_loss_scale, bool dynamic_loss_scale,
-          std::optional<double> ema_decay) {
+          const py::dict& dynamic_loss_args, std::optional<double> ema_decay) {
   optimizer_options options;
   options.static_loss_scale = static_loss_scale;
   options.dynamic_loss_scale = dynamic_loss_scale;
+  auto& args = options.dynamic_loss_args;
+  for (auto [key, x] : dynamic_loss_args) {
+    auto name = key.cast<std::string>();
+    if (name == "init_scale")
+      args.init_scale = x.cast<double>();
+    else if (name == "scale_factor")
+      args.scale_factor = x.cast<double>();
+    else if (name == "scale_window")
+      args.scale_window = x.cast<uint64_t>();
+    else if (name == "min_scale")
+      args.min_scale = x.cast<double>();
+    else
+      throw error{error_code::config,
+                  "dynamic_loss_args: unknown '" + name
+                    + "'; it may have init_scale, scale_factor, scale_window "
+                      "and min_scale"};
+  }
   options.ema_decay = ema_decay;
   return std::make_unique<optimizer_pair>(x, helper, options);
 }
@@ -163,6 +180,7 @@ void bind_optimizer(py::module_& m) {
     .def(py::init(&make_pair), py::arg("inner"), py::arg("helper"),
          py::arg("static_loss_scale") = py::none(),
          py::arg("dynamic_loss_scale") = false,
+         py::arg("dynamic_loss_args") = py::dict(),
          py::arg("ema_decay") = py::none())
     .def(
       "step", [](optimizer_pair& x) { return x.outer.step(); }, without_lock{})

@@ -154,7 +154,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Make the optimizer as usual, from ``model.parameters()`` of the
     ``DistributedModel``, before the first step. Learning-rate schedulers take
     this object. With ``static_loss_scale`` or ``dynamic_loss_scale``,
-    ``model.backward`` scales the loss and ``step`` divides the gradients.
+    ``model.backward`` scales the loss and ``step`` divides the gradients;
+    ``dynamic_loss_args`` may have ``init_scale``, ``scale_factor``,
+    ``scale_window`` and ``min_scale``.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer,
         static_loss_scale=None,
         dynamic_loss_scale=False,
+        dynamic_loss_args=None,
         ema_decay=None,
     ):
         if isinstance(optimizer, DistributedOptimizer):
@@ -177,6 +180,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             _this_module(),
             static_loss_scale=static_loss_scale,
             dynamic_loss_scale=dynamic_loss_scale,
+            dynamic_loss_args=dynamic_loss_args or {},
             ema_decay=ema_decay,
         )
         _state.optimizers.append(weakref.ref(self))

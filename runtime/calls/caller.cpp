@@ -46,22 +46,45 @@ void write_back(const at::Tensor& argument, const at::Tensor& content,
   argument.copy_(content);
 }
 
-/// Tells whether a result is a tensor or a tuple of tensors.
+/// Tells whether calls of a kind return the same but for what is in tensors:
+/// there are no numbers, which may differ each time.
+bool only_tensors(const value& x) {
+  auto all = [](auto& items) {
+    return std::ranges::all_of(items, only_tensors);
+  };
+  switch (x.kind()) {
+    case value_kind::tensor:
+    case value_kind::none:
+    case value_kind::string:
+      return true;
+    case value_kind::tuple:
+      return all(x.get_if<tuple_value>()->items);
+    case value_kind::list:
+      return all(x.get_if<list_value>()->items);
+    case value_kind::dict:
+      return std::ranges::all_of(
+        x.get_if<dict_value>()->items, [](auto& entry) {
+          return only_tensors(entry.first) && only_tensors(entry.second);
+        });
+    default:
+      return false;
+  }
+}
+
+/// The same for the result of a request.
 bool only_tensors(const value& x, request_kind op) {
-  auto is_tensor = [](auto& y) { return y.kind() == value_kind::tensor; };
-  auto* tuple = x.get_if<tuple_value>();
   if (op != request_kind::range)
-    return tuple
-             ? std::all_of(tuple->items.begin(), tuple->items.end(), is_tensor)
-             : is_tensor(x);
+    return x.kind() != value_kind::none && x.kind() != value_kind::string
+           && only_tensors(x);
   // A value carried by a Sequential is preceded by its type; 0 is a tensor, and
   // not an optional one.
+  auto* tuple = x.get_if<tuple_value>();
   if (!tuple || tuple->items.size() != 2)
     return false;
   auto* type = tuple->items[0].get_if<int64_t>();
   auto& carried = tuple->items[1];
   return type && (*type == 0 || carried.get_if<tuple_value>())
-         && only_tensors(carried, request_kind::call);
+         && only_tensors(carried);
 }
 
 /// A call in transit to its owner.

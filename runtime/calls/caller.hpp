@@ -35,8 +35,8 @@ struct call_target {
   uint32_t last = 0;
   /// `is_training()` of the called module.
   bool training = true;
-  /// Declared to return a tensor or a tuple of tensors, so its result can be
-  /// predicted from an earlier call (R38).
+  /// Its result can be predicted from an earlier call (R38): it is declared to
+  /// return a tensor or a tuple of tensors, or what it returned decides.
   bool tensors_only = false;
   /// This rank makes the call itself: no MODULE SERVER tracks it.
   bool own = false;

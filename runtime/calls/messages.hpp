@@ -181,7 +181,7 @@ request_head read_head(const payload& x);
 
 /// What a call will return, as far as earlier calls of its kind told (R38).
 struct prediction {
-  /// A tensor or a tuple of tensors.
+  /// Has nothing but tensors, and what is the same for all calls of a kind.
   value result;
   /// See `remote_tensor::foretold`.
   remote_tensors tensors;

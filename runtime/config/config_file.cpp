@@ -107,6 +107,8 @@ public:
     check_options();
     if (config_.smp.ddp && !config_.ranks)
       config_.ranks = world_;
+    if (!whole) // the code of a program may name modules
+      config_.model.type = "plugin";
     for (auto& conflict : conflicts_of_good_keys())
       complain_about(conflict);
   }

@@ -95,10 +95,19 @@ def a_loss_scale_that_finds_itself():
     net = Net()
     model = smp.DistributedModel(net)
     optimizer = smp.DistributedOptimizer(
-        adamw(model.parameters()), dynamic_loss_scale=True
+        adamw(model.parameters()),
+        dynamic_loss_scale=True,
+        dynamic_loss_args={"init_scale": 4096, "scale_factor": 4},
+    )
+    expect(
+        smp.Error,
+        "unknown 'window'; it may have",
+        lambda: smp.DistributedOptimizer(
+            adamw(model.parameters()), dynamic_loss_args={"window": 3}
+        ),
     )
     step = make_step(model)
-    assert optimizer.loss_scale == 65536
+    assert optimizer.loss_scale == 4096
     step(own_part(samples(0)))
     assert optimizer.step() is True
     optimizer.zero_grad()
@@ -106,7 +115,7 @@ def a_loss_scale_that_finds_itself():
     bad["x"] = torch.full_like(bad["x"], float("inf"))
     step(bad)
     assert optimizer.step() is False
-    assert optimizer.loss_scale == 32768
+    assert optimizer.loss_scale == 1024
 
 
 @case

@@ -478,6 +478,7 @@ def results_in_containers():
 if __name__ == "__main__":
     run(
         ranks(2),
+        ranks(2, "checkpointing_by_smp", offload_activations=True),
         ranks(2, static_mode=True, fast_mode=True, steps=9),
         ranks(2, verify=True),
     )

@@ -85,7 +85,7 @@ class DistributedOptimizer(_smp.DistributedOptimizer):
         dynamic_loss_args=None,
         **more,
     ):
-        _check_scale({**(dynamic_loss_args or {}), **more})
+        args = _of_smp({**(dynamic_loss_args or {}), **more})
         half = _config.given.fp16 or _config.given.fp16_params
         dynamic = half and dynamic_loss_scale
         super().__init__(
@@ -94,6 +94,7 @@ class DistributedOptimizer(_smp.DistributedOptimizer):
                 static_loss_scale if half and not dynamic else None
             ),
             dynamic_loss_scale=dynamic,
+            dynamic_loss_args=args,
         )
 
     @property
@@ -113,26 +114,17 @@ class DistributedOptimizer(_smp.DistributedOptimizer):
         return super().local_state_dict()
 
 
-def _check_scale(args):
-    # Those of smp's own dynamic scale. Where it begins costs a few steps.
-    fixed = {
-        "scale_factor": 2.0,
-        "scale_window": 1000,
-        "min_scale": 1,
-        "delayed_shift": 1,
-        "consecutive_hysteresis": False,
-    }
-    for name, x in args.items():
-        if name == "init_scale":
-            continue
-        if name not in fixed:
-            raise Error(f"DistributedOptimizer: unknown argument '{name}'")
-        if x != fixed[name]:
+def _of_smp(args):
+    """Those that smp's dynamic scale has."""
+    fixed = {"delayed_shift": 1, "consecutive_hysteresis": False}
+    for name, x in fixed.items():
+        if args.pop(name, x) != x:
             raise Error(
-                f"DistributedOptimizer: {name} = {x} is not there; the dynamic "
-                f"loss scale has {fixed[name]}: leave it out, or use "
+                f"DistributedOptimizer: {name} is not there; the dynamic loss "
+                f"scale behaves as with {x}: leave it out, or use "
                 "smp.amp.GradScaler"
             )
+    return args
 
 
 def after_step():
