@@ -70,7 +70,7 @@ void prepare_split(train_config& config) {
   // Resets settings of a partition by cost: they have no effect here, so the
   // session would refuse them.
   if (config.smp.trace_device == "gpu")
-    config.smp.trace_device = "cpu";
+    config.smp.trace_device = "auto";
   if (config.smp.tensor_parallel_degree == 1)
     config.smp.optimize = "memory";
   config.smp = without_idle_keys(std::move(config.smp));

@@ -118,7 +118,8 @@ struct session_config {
   /// After each module, so that an error of the device names it.
   bool wait_for_device = false;
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
-  std::string trace_device = "cpu";
+  /// "auto": where the rank computes.
+  std::string trace_device = "auto";
   /// File with the execution times of modules, which are then not measured
   /// (runtime/placement/module_times.hpp); empty: there is none.
   std::string times = {};

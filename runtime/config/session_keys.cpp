@@ -83,8 +83,9 @@ const std::vector<config_key> session_table = {
   {.name = "smp.trace_device",
    .slot = SMP_SLOT(smp.trace_device),
    .meaning = "where the first step measures modules before the partition; "
-              "`none`: costs are guessed from sizes",
-   .choices = {"cpu", "gpu", "none"},
+              "`auto`: where the rank computes; `none`: costs are guessed from "
+              "sizes",
+   .choices = {"auto", "cpu", "gpu", "none"},
    .elsewhere = {"trace_execution_times", "trace_memory_usage"}},
   {.name = "smp.times",
    .slot = SMP_SLOT(smp.times),

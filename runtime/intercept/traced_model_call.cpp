@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 namespace smp {
 
@@ -24,8 +26,7 @@ traced_model_call::traced_model_call() : tracer_(tracer::current()) {
   if (!tracer_)
     return;
   begin_ = clock::now();
-  before_.swap(tracer_->seconds_);
-  tracer_->seconds_.resize(before_.size());
+  number_ = tracer_->times_.begin(std::nullopt);
 }
 
 traced_model_call::~traced_model_call() {
@@ -33,13 +34,13 @@ traced_model_call::~traced_model_call() {
     return;
   auto& x = *tracer_;
   x.stack_.resize(1);
-  x.stack_.back().inside += clock::now() - begin_;
+  x.times_.end(number_);
+  x.times_.resize(number_ + 1);
   x.pass_ = tracer::pass::all;
   for (size_t i = 0; i < best_.size(); ++i)
-    before_[i] += best_[i];
+    x.repeated_[i] += best_[i];
   x.result_.repeated_seconds += std::accumulate(best_.begin(), best_.end(),
                                                 0.0);
-  x.seconds_.swap(before_);
 }
 
 bool traced_model_call::next() {
@@ -58,7 +59,6 @@ bool traced_model_call::next() {
   x.track_results(x.pass_ == pass::count);
   if (x.pass_ == pass::none)
     return false;
-  x.seconds_.assign(x.seconds_.size(), 0);
   x.enter(module_id{0});
   return true;
 }
@@ -67,10 +67,12 @@ void traced_model_call::end_pass() {
   auto& x = *tracer_;
   x.leave();
   x.restore();
-  if (!x.times())
+  auto seconds = x.times_.seconds(x.repeated_.size(), number_ + 1);
+  x.times_.resize(number_ + 1);
+  if (x.pass_ != tracer::pass::time)
     return;
   if (best_.empty()) {
-    best_ = x.seconds_;
+    best_ = std::move(seconds);
     return;
   }
   auto all = [this] {
@@ -78,7 +80,7 @@ void traced_model_call::end_pass() {
   };
   auto before = all();
   for (size_t i = 0; i < best_.size(); ++i)
-    best_[i] = std::min(best_[i], x.seconds_[i]);
+    best_[i] = std::min(best_[i], seconds[i]);
   stable_ = all() < (1 - hardly) * before ? 0 : stable_ + 1;
 }
 

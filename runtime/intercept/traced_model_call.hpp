@@ -38,8 +38,8 @@ private:
   size_t passes_ = 0;
   size_t stable_ = 0; // consecutive passes without notable speed-up
   clock::time_point begin_;
-  std::vector<double> before_; // seconds of earlier traces, by module
-  std::vector<double> best_;   // seconds of the fastest pass, by module
+  size_t number_ = 0;        // of all passes, as one call of no module
+  std::vector<double> best_; // seconds of the fastest pass, by module
 };
 
 } // namespace smp

@@ -1,6 +1,7 @@
 #include "runtime/intercept/tracer.hpp"
 
 #include "runtime/base/copied_on_write.hpp"
+#include "runtime/base/out_of_memory.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/base/script_error_text.hpp"
 #include "runtime/intercept/outside_call.hpp"
@@ -25,12 +26,6 @@
 namespace smp {
 
 namespace {
-
-using clock = tracer::clock;
-
-double seconds(clock::duration x) {
-  return std::chrono::duration<double>(x).count();
-}
 
 /// Tensors whose data is on a device while this lives.
 class moved_to_gpu {
@@ -59,10 +54,13 @@ private:
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
 };
 
+/// Where modules run.
+at::Device place_of(const trace_options& x) {
+  return x.gpu ? x.device : at::Device{at::kCPU};
+}
+
 /// Waits until the device has done all work of this thread.
 void synchronize(at::Device x) {
-  if (x.is_cpu())
-    return;
   c10::impl::VirtualGuardImpl device{x.type()};
   device.synchronizeStream(device.getStream(x));
 }
@@ -159,7 +157,9 @@ struct tracer::saved_state {
   struct saved_tensor {
     at::Tensor tensor;
     at::Tensor copy;
-    uint32_t position = 0; // in the walk
+    uint32_t position = 0;                // in the walk
+    bool has_version = true;              // that writes change
+    std::optional<uint32_t> same_at = {}; // version with the content of `copy`
   };
 
   saved_state(const walked_model& model, random_stream x,
@@ -170,8 +170,9 @@ struct tracer::saved_state {
       auto& x = model.tensors[i];
       if (!x.tensor.defined() || !x.tensor.has_storage())
         continue;
-      auto copy = copy_of(x.tensor, x.is_buffer || x.is_attribute);
-      tensors.push_back({x.tensor, std::move(copy), i});
+      auto written = x.is_buffer || x.is_attribute;
+      tensors.push_back({x.tensor, copy_of(x.tensor, written), i,
+                         !written && !x.tensor.is_inference()});
     }
     for (auto& x : model.modules)
       if (x.script)
@@ -204,14 +205,9 @@ struct tracer::saved_state {
       // A mask may grow with its input.
       auto remade = x.tensor.sizes() != x.copy.sizes()
                     || x.tensor.scalar_type() != x.copy.scalar_type();
-      auto moved = x.tensor.device() != x.copy.device();
-      // A copy-on-write tensor without writes still shares its bytes.
-      if (!remade && !moved
-          && (x.tensor.const_data_ptr() == x.copy.const_data_ptr()
-              || at::equal(x.tensor, x.copy)))
+      if (!remade && is_same(x))
         continue;
-      if (remade || !(moved && at::equal(x.tensor.to(x.copy.device()), x.copy)))
-        changed.insert(x.position);
+      changed.insert(x.position);
       if (remade)
         x.tensor.set_data(x.copy.to(x.tensor.device(), false, true));
       else
@@ -228,6 +224,22 @@ struct tracer::saved_state {
     again.swap_with_default();
     if (gpu_stream.defined())
       gpu_generator.set_state(gpu_stream);
+  }
+
+  static bool is_same(saved_tensor& x) {
+    if (x.tensor.device() == x.copy.device())
+      // A copy-on-write tensor without writes still shares its bytes.
+      return x.tensor.const_data_ptr() == x.copy.const_data_ptr()
+             || at::equal(x.tensor, x.copy);
+    // From a device it takes a copy, so one that was the same is asked for its
+    // version only.
+    if (x.has_version && x.same_at == x.tensor._version())
+      return true;
+    if (!at::equal(x.tensor.to(x.copy.device()), x.copy))
+      return false;
+    if (x.has_version)
+      x.same_at = x.tensor._version();
+    return true;
   }
 
   /// Parameters are rarely written and may fill the memory, so they are copied
@@ -288,13 +300,12 @@ tracer::tracer(const walked_model& model, const trace_options& options,
                random_stream stream)
   : model_(model),
     options_(options),
-    seconds_(model.modules.size()),
+    times_(place_of(options)),
+    repeated_(model.modules.size()),
     saved_(std::make_unique<saved_state>(model, std::move(stream), options)) {
   result_.modules.resize(model.modules.size());
   result_.times = options.times;
   result_.memory = options.memory;
-  if (options.memory)
-    memory_ = std::make_unique<memory_meter>(model);
   track_results(true);
   set_interceptor(interceptor::trace, this);
   // Computation of the step outside of modules belongs to the root.
@@ -315,26 +326,17 @@ tracer* tracer::current() noexcept {
 }
 
 at::Tensor tracer::input(const at::Tensor& x) const {
-  return x.to(place(), false, true);
-}
-
-c10::Device tracer::place() const noexcept {
-  return options_.gpu ? options_.device : c10::Device{c10::kCPU};
+  return x.to(place_of(options_), false, true);
 }
 
 bool tracer::counts() const noexcept {
   return pass_ == pass::all || pass_ == pass::count;
 }
 
-bool tracer::times() const noexcept {
-  return pass_ == pass::all || pass_ == pass::time;
-}
-
 void tracer::enter(module_id x) {
   frame f;
   f.module = x;
   f.again = stack_.size() > 1 && stack_.back().module == x;
-  f.begin = f.start = clock::now();
   f.live = memory_ && counts() ? memory_->live() : 0;
   auto& y = result_.modules.at(x.value);
   // The step itself is not a call.
@@ -342,26 +344,21 @@ void tracer::enter(module_id x) {
     if (y.calls++ == 0)
       y.first = order_++;
   }
+  f.call = times_.begin(x);
   stack_.push_back(f);
   unwinding_ = false;
   result_.failed.reset(); // earlier failures were caught
 }
 
 void tracer::leave() {
-  auto now = clock::now();
   auto f = stack_.back();
+  times_.end(f.call);
   stack_.pop_back();
-  auto& y = result_.modules[f.module.value];
-  auto own = f.stop.value_or(now) - f.start - f.inside;
-  seconds_[f.module.value] += std::max(seconds(own), 0.0);
   if (counts())
-    y.activation_bytes += static_cast<uint64_t>(f.peak);
-  if (stack_.empty())
-    return;
-  auto& up = stack_.back();
-  up.inside += now - f.begin;
-  if (memory_ && counts())
-    up.kept += memory_->live() - f.live;
+    result_.modules[f.module.value].activation_bytes += static_cast<uint64_t>(
+      f.peak);
+  if (!stack_.empty() && memory_ && counts())
+    stack_.back().kept += memory_->live() - f.live;
 }
 
 void tracer::add_bytes(std::span<const at::Tensor> xs) {
@@ -447,18 +444,14 @@ void tracer::arguments(const intercepted_call& x, const void*,
       memory_->add(y, false); // it may be changed in place
   if (tracker_ && counts())
     stack_.back().arguments = passed_tensors{xs};
-  synchronize(place());
-  stack_.back().start = clock::now();
+  times_.start();
 }
 
 void tracer::results(const intercepted_call& x,
                      std::span<const at::Tensor> xs) {
   if (!x.module)
     return;
-  synchronize(place());
-  auto& stop = stack_.back().stop;
-  if (!stop) // else it was a retry
-    stop = clock::now();
+  times_.stop(); // unless it was a retry
   add_bytes(xs);
   note_returned(x, xs);
 }
@@ -491,10 +484,10 @@ std::vector<at::Tensor> tracer::retry_on_gpu(
   };
   auto there = to(xs, device);
   synchronize(device);
-  stack_.back().start = clock::now();
+  times_.start();
   auto result = f(there);
   synchronize(device);
-  stack_.back().stop = clock::now();
+  times_.stop();
   result = to(std::move(result), at::kCPU);
   result_.modules[stack_.back().module.value].on_gpu = true;
   return result;
@@ -535,34 +528,22 @@ std::vector<at::Tensor> retry_on_gpu(
 
 // -- trace --------------------------------------------------------------------
 
-trace_result trace_forward(const walked_model& model,
-                           const trace_options& options, random_stream stream,
-                           const std::function<void()>& body) {
-  auto chosen = options;
-  if (chosen.device.is_cpu() && at::hasCUDA())
-    chosen.device = {at::kCUDA, 0};
-  if (chosen.gpu && chosen.device.is_cpu())
-    throw error{error_code::config,
-                "smp.trace_device = \"gpu\", but there is no GPU that this "
-                "LibTorch can use; write \"cpu\" or \"none\""};
-  at::NoGradGuard no_grad;
-  tracer x{model, chosen, std::move(stream)};
+/// @returns with `failure` if there was no room on the GPU
+trace_result trace_once(const walked_model& model, const trace_options& options,
+                        random_stream stream,
+                        const std::function<void()>& body) {
+  tracer x{model, options, std::move(stream)};
   std::string failure;
   {
-    auto moved = std::make_unique<moved_to_gpu>(chosen.device);
+    moved_to_gpu moved{options.device};
     try {
-      if (chosen.gpu)
+      if (options.gpu)
         for (auto& t : model.tensors)
-          moved->add(t.tensor);
-    } catch (const c10::OutOfMemoryError&) {
-      moved = nullptr;
-      x.options_.gpu = false;
-      print_stderr(
-        "smp: the model does not fit on {} as a whole: it is "
-        "measured on the CPU\n",
-        chosen.device.str());
-    }
-    try {
+          moved.add(t.tensor);
+      // To move them takes neither time nor memory of a step.
+      x.times_.start();
+      if (options.memory)
+        x.memory_ = std::make_unique<tracer::memory_meter>(model);
       body();
     } catch (const tracer::finished&) {
       // The forward phase is over.
@@ -582,15 +563,38 @@ trace_result trace_forward(const walked_model& model,
   x.leave();
   x.restore();
   auto result = std::move(x.result_);
-  result.on_gpu = x.options_.gpu;
+  result.on_gpu = options.gpu;
   result.changed = x.saved_->changed;
   result.stateful = x.saved_->stateful;
+  auto once = x.times_.seconds(result.modules.size(), 0);
   for (size_t i = 0; i < result.modules.size(); ++i)
-    result.modules[i].seconds = x.seconds_[i];
+    result.modules[i].seconds = once[i] + x.repeated_[i];
   result.failure = failure;
   if (failure.empty())
     result.failed.reset();
   return result;
+}
+
+trace_result trace_forward(const walked_model& model,
+                           const trace_options& options, random_stream stream,
+                           const std::function<void()>& body) {
+  auto chosen = options;
+  if (chosen.device.is_cpu() && at::hasCUDA())
+    chosen.device = {at::kCUDA, 0};
+  if (chosen.gpu && chosen.device.is_cpu())
+    throw error{error_code::config,
+                "smp.trace_device = \"gpu\", but there is no GPU that this "
+                "LibTorch can use; write \"cpu\" or \"none\""};
+  at::NoGradGuard no_grad;
+  auto result = trace_once(model, chosen, stream, body);
+  if (!chosen.gpu || !is_out_of_memory(result.failure))
+    return result;
+  print_stderr(
+    "smp: {} has no room to measure the whole model: it is measured "
+    "on the CPU\n",
+    chosen.device.str());
+  chosen.gpu = false;
+  return trace_once(model, chosen, std::move(stream), body);
 }
 
 } // namespace smp

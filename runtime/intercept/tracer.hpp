@@ -7,12 +7,12 @@
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
 #include "runtime/intercept/call_scope.hpp"
+#include "runtime/intercept/call_times.hpp"
 #include "runtime/intercept/result_tracker.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,7 +44,8 @@ struct trace_options {
 /// modules do. Parameters, buffers and random numbers are restored afterwards;
 /// other state of modules is not. An exception of `body` ends the trace and is
 /// stored in the result.
-/// A model that is too large for the GPU is traced on the host.
+/// If there is no room on the GPU, all runs once more, on the host.
+/// @param body may be called twice
 /// @param stream random numbers of the microbatch
 /// @throws error (config) if it is to run on a GPU and there is none, and
 /// config errors of `body`: they affect everything that follows
@@ -55,8 +56,6 @@ trace_result trace_forward(const walked_model& model,
 /// Measures the calls of one trace, on one thread.
 class tracer final : public call_interceptor {
 public:
-  using clock = std::chrono::steady_clock;
-
   ~tracer() override;
 
   tracer(const tracer&) = delete;
@@ -108,9 +107,8 @@ public:
 
 private:
   friend class traced_model_call;
-  friend trace_result trace_forward(const walked_model&, const trace_options&,
-                                    random_stream,
-                                    const std::function<void()>&);
+  friend trace_result trace_once(const walked_model&, const trace_options&,
+                                 random_stream, const std::function<void()>&);
 
   /// The purpose of the current pass.
   enum class pass : uint8_t {
@@ -124,13 +122,10 @@ private:
     module_id module;
     /// The module was entered twice for one call.
     bool again = false;
-    clock::time_point begin;
-    clock::time_point start;
-    std::optional<clock::time_point> stop;
-    clock::duration inside{}; // in its callees
-    int64_t live = 0;         // bytes at its start
-    int64_t kept = 0;         // bytes kept by its callees
-    int64_t peak = 0;         // bytes of its own
+    size_t call = 0;  // in `times_`
+    int64_t live = 0; // bytes at its start
+    int64_t kept = 0; // bytes kept by its callees
+    int64_t peak = 0; // bytes of its own
     passed_tensors arguments;
   };
 
@@ -149,17 +144,15 @@ private:
   void track_results(bool on);
   /// Undoes the changes of a pass to the model.
   void restore();
-  /// Where modules run.
-  c10::Device place() const noexcept;
   bool counts() const noexcept;
-  bool times() const noexcept;
 
   const walked_model& model_;
   trace_options options_;
   pass pass_ = pass::all;
   std::vector<frame> stack_;
   trace_result result_;
-  std::vector<double> seconds_; // of the current pass, by module
+  call_times times_;
+  std::vector<double> repeated_; // seconds of repeated calls, by module
   uint64_t order_ = 0;
   bool unwinding_ = false;
   std::set<std::string> outside_; // types

@@ -195,12 +195,14 @@ void partitioning::trace(const std::function<void()>& prepare,
   without_peers alone;
   try {
     prepare();
-    trace_ = trace_forward(map_.model(),
-                           {.gpu = cfg.trace_device == "gpu",
-                            .device = rank_.device(),
-                            .times = measures_times(cfg),
-                            .memory = cfg.auto_partition},
-                           std::move(stream), body);
+    trace_ = trace_forward(
+      map_.model(),
+      {.gpu = cfg.trace_device == "gpu"
+              || (cfg.trace_device == "auto" && !rank_.device().is_cpu()),
+       .device = rank_.device(),
+       .times = measures_times(cfg),
+       .memory = cfg.auto_partition},
+      std::move(stream), body);
   } catch (const error& err) {
     // All ranks must learn of it: they wait for the decision.
     trace_failure_ = err.cause();
