@@ -536,6 +536,34 @@ void partitioning::set_order() {
                                 order.serial());
 }
 
+namespace {
+
+/// Lack of memory as the user can judge it.
+/// @pre the rank has a device
+error no_room(const rank_context& rank, const model_map& map,
+              const c10::OutOfMemoryError& why) {
+  constexpr double mb = 1e6;
+  double parameters = 0, buffers = 0;
+  auto& tensors = map.model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (map.owned(i))
+      (tensors[i].is_buffer ? buffers : parameters) += static_cast<double>(
+        tensors[i].tensor.nbytes());
+  auto there = rank.launches()->look_at_memory();
+  return error{failure{
+    error_code::user_code, rank.self(), "",
+    fmt::format(
+      "{}, while the rank moved its part of the model to {}: {:.1f} MB of "
+      "parameters and {:.1f} MB of buffers; tensors of this process hold "
+      "{:.1f} of the device's {:.1f} MB; what helps is more pipeline ranks, "
+      "smp.tensor_parallel_degree, smp.bf16_params, or fewer ranks on a device",
+      why.what_without_backtrace(), rank.device().str(), parameters / mb,
+      buffers / mb, static_cast<double>(there.now) / mb,
+      static_cast<double>(there.total) / mb)}};
+}
+
+} // namespace
+
 void partitioning::release(remote_parameters& others) {
   auto& tensors = map_.model().tensors;
   std::vector<at::Tensor> mine;
@@ -557,7 +585,11 @@ void partitioning::release(remote_parameters& others) {
       map_, x, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       static_cast<int64_t>(layout.size(comm_group::tp)));
   initialise_deferred(mine);
-  move_in_place(std::move(mine), rank_.device());
+  try {
+    move_in_place(std::move(mine), rank_.device());
+  } catch (const c10::OutOfMemoryError& err) {
+    throw no_room(rank_, map_, err);
+  }
   if (auto* launches = rank_.launches())
     launches->look_at_memory();
   map_.finish_partition();

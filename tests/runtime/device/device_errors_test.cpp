@@ -7,6 +7,7 @@
 #include "tests/support/torch/training_step.hpp"
 #include "tests/support/torch/two_ranks.hpp"
 
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
@@ -138,4 +139,37 @@ TEST_CASE("an error of a device says how to find its module",
   CHECK_THAT(why.text,
              ContainsSubstring("a kernel has failed")
                && ContainsSubstring("in this launch or in an earlier one"));
+}
+
+TEST_CASE("a rank whose part has no room on its device says what it needs",
+          "[runtime][device]") {
+  auto small = sim::config();
+  small.capacity = 4 << 20;
+  sim::changed_options now{small};
+  auto world = manual_world(2, 1);
+  world.config.device = "sim";
+  failure why;
+  auto body = [&](session& s) {
+    const int64_t wide = 1024; // 4.2 MB
+    Linear last{wide, wide};
+    distributed_model model{torch::nn::Sequential{Linear{8, wide}, last}};
+    set_partition(*last, 1);
+    auto evaluate = step([&](Tensor x) { return model(x); });
+    try {
+      evaluate(torch::ones({2, 8}));
+    } catch (const error& e) {
+      assertion_lock asserting;
+      if (s.rank() == 1)
+        why = e.cause();
+      throw;
+    }
+  };
+  CHECK_THROWS_AS(run_virtual_world(2, world, body), error);
+  CHECK(why.code == error_code::user_code);
+  CHECK(why.rank == rank_id{1});
+  CHECK_THAT(why.text,
+             ContainsSubstring("out of memory")
+               && ContainsSubstring("to sim:1: 4.2 MB of parameters and 0.0 MB "
+                                    "of buffers; ")
+               && ContainsSubstring(" of the device's 4.2 MB; what helps is "));
 }
