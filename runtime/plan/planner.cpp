@@ -4,6 +4,7 @@
 #include "runtime/checkpoint/load_state_dict.hpp"
 #include "runtime/deferred/deferred_init.hpp"
 #include "runtime/deferred/delay_param_initialization.hpp"
+#include "runtime/device/cuda_driver.hpp"
 #include "runtime/files/file_io.hpp"
 #include "runtime/plan/assumed_peers.hpp"
 #include "runtime/plan/kept_activations.hpp"
@@ -122,6 +123,13 @@ std::map<uint32_t, uint64_t> shared_parts(const walked_model& model,
   return result;
 }
 
+/// Whether something of the optimizer would be in host memory beside a device.
+bool offloads_optimizer(const session_config& x) {
+  if (!x.offload_optimizer || x.device == "cpu")
+    return false;
+  return x.device != "auto" || ask_cuda_driver().problem.empty();
+}
+
 } // namespace
 
 std::string needs_text(const std::vector<memory_need>& needs,
@@ -152,17 +160,20 @@ std::vector<memory_need> needs_of(const walked_model& model,
   const auto parts = shared_parts(
     model, decision.sharing,
     static_cast<int64_t>(config.smp.tensor_parallel_degree));
+  const auto offloads = offloads_optimizer(config.smp);
   std::vector<memory_need> result;
   for (uint64_t device = 0; device < config.smp.pipeline_parallel_degree;
-       ++device)
-    result.push_back(need_of(model, config, [&](uint32_t tensor) -> held_part {
+       ++device) {
+    auto held = [&](uint32_t tensor) -> held_part {
       auto& walked = model.tensors[tensor];
       if (decision.plan.module_device[walked.modules.front()] != device)
         return {};
       if (auto part = parts.find(tensor); part != parts.end())
         return {part->second, true};
       return {walked.tensor.nbytes(), false};
-    }));
+    };
+    result.push_back(need_of(model, config, held, offloads));
+  }
   return result;
 }
 

@@ -232,14 +232,19 @@ TEST_CASE("check tells which rank would get which GPU",
           "[apps][train][device]") {
   train_dir dir{tiny_gpt(2, 2, 4, "[train]\nsteps = 1\n")};
   auto check = [&](std::map<std::string, std::string> environment) {
-    return dir.start({"check", "tiny.toml", "--ranks=4"}, environment).finish();
+    return dir
+      .start(
+        {"check", "tiny.toml", "--ranks=4", "--smp.offload_optimizer=true"},
+        environment)
+      .finish();
   };
-  CHECK_THAT(
-    check(driver("13000", "2")),
-    ContainsSubstring("devices: 4 ranks on cuda\n"
-                      "  cuda:0  GPU of tests 0, 0.0 GB: ranks 0, 2\n"
-                      "  cuda:1  GPU of tests 1, 0.0 GB: ranks 1, 3\n"));
-  CHECK_THAT(check({}), ContainsSubstring("devices: 4 ranks on cpu: "));
+  CHECK_THAT(check(driver("13000", "2")),
+             ContainsSubstring("devices: 4 ranks on cuda\n"
+                               "  cuda:0  GPU of tests 0, 0.0 GB: ranks 0, 2\n"
+                               "  cuda:1  GPU of tests 1, 0.0 GB: ranks 1, 3\n")
+               && ContainsSubstring("   on host\n"));
+  CHECK_THAT(check({}), ContainsSubstring("devices: 4 ranks on cpu: ")
+                          && !ContainsSubstring("on host\n"));
 }
 
 TEST_CASE("A run on devices says while it runs where, and what memory it uses",
