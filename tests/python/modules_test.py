@@ -392,6 +392,73 @@ def sizes_of_a_result_that_is_elsewhere():
     compare(Looks(Views), samples, loss_of, pins=TURNS, steps=6)
 
 
+@dataclasses.dataclass
+class Output:
+    hidden: torch.Tensor
+    more: object = None
+
+
+@case
+def calls_that_go_on_without_their_results():
+    def train(wrap, unwrap):
+        class Wraps(Block):
+            def forward(self, x):
+                return wrap(super().forward(x))
+
+        class Unwraps(Net):
+            def forward(self, x):
+                for block in self.h:
+                    x = unwrap(block(x))
+                return self.head(x)
+
+        compare(Unwraps(Wraps), samples, loss_of, pins=HALVES, steps=6)
+        return smp.allgather(smp.last_step()["waits"], smp.CommGroup.PP_GROUP)
+
+    fewest = train(lambda x: x, lambda x: x)
+    for wrap, unwrap in (
+        (lambda x: (x, None), lambda y: y[0]),
+        (lambda x: {"hidden": [x], "kind": "b"}, lambda y: y["hidden"][0]),
+        (lambda x: Output(x), lambda y: y.hidden),
+    ):
+        found = train(wrap, unwrap)
+        assert found == fewest, (found, fewest)
+    # A number may be another one each time.
+    assert sum(train(lambda x: (x, x.dim()), lambda y: y[0])) > sum(fewest)
+
+
+@case
+def results_that_turn_out_to_be_others():
+    # Of one kind of call, as far as its arguments tell.
+    class Sometimes(Block):
+        def forward(self, x, step):
+            y = super().forward(x)
+            return (y, y * 0.5 if step.item() == 3 else None)
+
+    class Looks(Net):
+        def forward(self, x, step):
+            for block in self.h:
+                x, more = block(x, step)
+                x = x if more is None else x + more
+            return self.head(x)
+
+    def batch(i):
+        return {**samples(i), "i": torch.full((16,), float(i))}
+
+    def train():
+        compare(
+            Looks(Sometimes),
+            batch,
+            lambda model, b: F.cross_entropy(model(b["x"], b["i"][0]), b["y"]),
+            pins=TURNS,
+            steps=6,
+        )
+
+    if smp._state.options.get("fast_mode"):  # steps are not run again
+        expect(smp.Error, "its result has another structure", train)
+    else:
+        train()
+
+
 @case
 def a_value_that_python_reads():
     class Reads(Net):
