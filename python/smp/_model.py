@@ -112,11 +112,12 @@ class DistributedModel(torch.nn.Module):
         kept = collections.OrderedDict()
         handle = RemovableHandle(kept)
         kept[handle.id] = hook
+        model = weakref.ref(self)  # it keeps what waits for its partition
 
         def run():
             found = [x() for x in _state.optimizers]
             for wanted in list(kept.values()):
-                wanted(self, next((x for x in found if x is not None), None))
+                wanted(model(), next((x for x in found if x is not None), None))
 
         self._core.on_partition(run)
         return handle

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import sys
+import weakref
 
 import torch
 
@@ -34,7 +35,9 @@ def verify(train_step, *args, **kwargs):
         if model.partitioned:
             check.begin(_attributes(model))
         else:
-            model._core.on_partition(check.begin)
+            # The model keeps what waits for its partition.
+            waiting = weakref.WeakMethod(check.begin)
+            model._core.on_partition(lambda: waiting() and waiting()())
         result = train_step(*args, **kwargs)
         check.end_step()
     finally:
