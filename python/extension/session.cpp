@@ -239,6 +239,7 @@ void bind_session(py::module_& m) {
   m.def("end_after_exception", &end_after_exception);
   m.def("settle_process", &settle_process);
   m.def("microbatches", [] { return current().config().microbatches; });
+  m.def("shards_gradients", [] { return current().config().shard_gradients; });
   m.def("run_dir", [] { return current().run_dir(); });
   m.def("last_step", [] { return stats_of(current().last_step()); });
   m.def("started_by", []() -> std::optional<std::string> {

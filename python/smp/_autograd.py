@@ -8,13 +8,13 @@ import torch
 from . import _core, _state
 from ._errors import Error
 
-_originals = {}
+_originals = []  # (holder, name, what it held)
 
 
-def _install(module, name, make):
-    original = getattr(module, name)
-    _originals[module, name] = original
-    setattr(module, name, functools.wraps(original)(make(original)))
+def _install(holder, name, make):
+    original = getattr(holder, name)
+    _originals.append((holder, name, original))
+    setattr(holder, name, functools.wraps(original)(make(original)))
 
 
 def _backward(original):
@@ -38,6 +38,26 @@ def _grad(original):
     return call
 
 
+def _install_within(module, name, make):
+    """Also for those who imported the function by its name before: torch wraps
+    it in one that looks up what it calls."""
+    function = getattr(module, name)
+    names = function.__code__.co_freevars
+    if "func" in names:
+        cell = function.__closure__[names.index("func")]
+        _install(cell, "cell_contents", make)
+    else:
+        _install(module, name, make)
+
+
+def _parts_of_model(xs):
+    """Those of the model among some parameters, by identity; and its own."""
+    model = _state.current_model()
+    own = [] if model is None else list(model.module.parameters())
+    wanted = {id(p) for p in xs}
+    return wanted & {id(p) for p in own}, own
+
+
 def _clip(original):
     def call(
         parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, **_
@@ -46,23 +66,36 @@ def _clip(original):
         if isinstance(xs, torch.Tensor):
             xs = [xs]
         xs = list(xs)
-        model = _state.current_model()
-        own = () if model is None else model.module.parameters()
-        own = {id(p) for p in own}
-        wanted = {id(p) for p in xs}
-        if not own & wanted:
+        found, own = _parts_of_model(xs)
+        if not found:
             return original(xs, max_norm, norm_type, error_if_nonfinite, **_)
-        if own != wanted or norm_type != 2:
+        trained = {id(p) for p in own if p.requires_grad}
+        if not trained <= found or len(found) < len(xs) or norm_type != 2:
             raise Error(
                 "torch's clip_grad_norm_ sees the gradients of one rank only: "
                 "write smp.clip_grad_norm_(model, max_norm), over all "
                 "parameters and with the 2-norm"
             )
-        # All of the model, so there is no doubt what is meant.
-        norm = model._core.clip_grad_norm_(float(max_norm))
+        # All that have gradients, so there is no doubt what is meant.
+        norm = _state.current_model()._core.clip_grad_norm_(float(max_norm))
         if error_if_nonfinite and not math.isfinite(norm):
             raise Error(f"the norm of the gradients is {norm}")
         return torch.tensor(norm)
+
+    return call
+
+
+def _clip_values(original):
+    def call(parameters, *args, **kwargs):
+        xs = parameters
+        xs = [xs] if isinstance(xs, torch.Tensor) else list(xs)
+        if _parts_of_model(xs)[0] and _core.shards_gradients():
+            raise Error(
+                "torch's clip_grad_value_ does not see the gradients that "
+                "shard_gradients leaves to other replicas: clip their norm, or "
+                "leave shard_gradients out"
+            )
+        return original(xs, *args, **kwargs)
 
     return call
 
@@ -71,10 +104,11 @@ def install():
     if not _originals:
         _install(torch.autograd, "backward", _backward)
         _install(torch.autograd, "grad", _grad)
-        _install(torch.nn.utils, "clip_grad_norm_", _clip)
+        _install_within(torch.nn.utils, "clip_grad_norm_", _clip)
+        _install_within(torch.nn.utils, "clip_grad_value_", _clip_values)
 
 
 def remove():
-    for (module, name), original in _originals.items():
-        setattr(module, name, original)
+    for holder, name, original in reversed(_originals):
+        setattr(holder, name, original)
     _originals.clear()

@@ -6,6 +6,7 @@ import os
 import tempfile
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 
 import smp
 from harness import (
@@ -336,14 +337,26 @@ def torch_clips_all_of_the_model_or_nothing():
     place(net, HALVES)
     model = smp.DistributedModel(net)
     make_step(model)(own_part(samples(0)))
-    clip = torch.nn.utils.clip_grad_norm_
-    expect(
-        smp.Error, "2-norm", lambda: clip(model.parameters(), 1.0, norm_type=1)
-    )
-    norm = clip(model.parameters(), 0.01)
-    squares = sum(x.pow(2).sum() for x in model.gradients().values())
-    assert norm > 0.1 and abs(squares.sqrt() - 0.01) < 1e-4, (norm, squares)
+    clip = clip_grad_norm_  # as many programs import it
     other = torch.nn.Linear(2, 2)
+    for parts, norm_type in (
+        (model.parameters(), 1),
+        (list(model.parameters())[:3], 2),
+        ([*model.parameters(), *other.parameters()], 2),
+    ):
+        expect(smp.Error, "2-norm", lambda: clip(parts, 1.0, norm_type))
+
+    def squares():
+        return sum(x.pow(2).sum() for x in model.gradients().values())
+
+    for limit, xs in (
+        (0.02, model.parameters()),
+        (0.01, [p for p in model.parameters() if p.requires_grad]),
+    ):
+        norm = clip(xs, limit)
+        assert norm > 1.9 * limit, (norm, limit)
+        assert abs(squares().sqrt() - limit) < 1e-4, (squares(), limit)
+    assert clip is torch.nn.utils.clip_grad_norm_
     other(torch.ones(2, 2)).sum().backward()
     assert clip(other.parameters(), 1.0) > 1
 

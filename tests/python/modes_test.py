@@ -89,6 +89,15 @@ def clipping():
         gradient = model.gradients()[name]
         assert torch.allclose(gradient, p.grad, atol=1e-7), name
 
+    def clip_values():
+        nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+
+    if smp._core.shards_gradients():
+        return expect(smp.Error, "leave shard_gradients out", clip_values)
+    clip_values()
+    largest = max(x.abs().max() for x in model.gradients().values())
+    assert largest == torch.tensor(1e-4), largest
+
 
 @case
 def a_loss_scale_that_finds_itself():
