@@ -1,13 +1,15 @@
-"""What torch's own backward has to know while a session runs."""
+"""What torch's own functions have to know while a session runs."""
 
 import functools
 import math
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _core, _state
 from ._errors import Error
 
+_hooks = []  # of torch
 _originals = []  # (holder, name, what it held)
 
 
@@ -100,8 +102,23 @@ def _clip_values(original):
     return call
 
 
+def _refuse_alone(optimizer, *_):
+    """Another rank, replica or copy in float32 may have what it should update."""
+    known = [x() for x in _state.optimizers]
+    if any(x is not None and x._inner is optimizer for x in known):
+        return
+    xs = [p for group in optimizer.param_groups for p in group["params"]]
+    if _parts_of_model(xs)[0]:
+        raise Error(
+            f"{type(optimizer).__name__}.step() of parameters of the "
+            "DistributedModel: give the optimizer to smp.DistributedOptimizer, "
+            "and call step() of that"
+        )
+
+
 def install():
     if not _originals:
+        _hooks.append(register_optimizer_step_pre_hook(_refuse_alone))
         _install(torch.autograd, "backward", _backward)
         _install(torch.autograd, "grad", _grad)
         _install_within(torch.nn.utils, "clip_grad_norm_", _clip)
@@ -112,3 +129,5 @@ def remove():
     for holder, name, original in reversed(_originals):
         setattr(holder, name, original)
     _originals.clear()
+    while _hooks:
+        _hooks.pop().remove()

@@ -136,10 +136,15 @@ def an_optimizer_of_another_model_is_refused():
         "not a parameter of the DistributedModel",
         lambda: smp.DistributedOptimizer(adamw(other.parameters())),
     )
+    alone = adamw(model.parameters())
     optimizer = smp.DistributedOptimizer(adamw(model.parameters()))
     expect(
         smp.Error, "before", lambda: optimizer.add_param_group({"params": []})
     )
+    make_step(model)(own_part(samples(0)))
+    expect(smp.Error, "AdamW.step() of parameters of the", alone.step)
+    optimizer.step()
+    adamw(other.parameters()).step()
 
 
 @case
