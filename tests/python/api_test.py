@@ -20,6 +20,7 @@ from harness import (
     microbatches,
     own,
     own_part,
+    place,
     ranks,
     run,
     samples,
@@ -57,11 +58,6 @@ class Scaled(Net):
         for block in self.h[1:]:
             x = block(x)
         return self.head(x)
-
-
-def place(net, places):
-    for path, rank in places.items():
-        smp.set_partition(net.get_submodule(path), rank % smp.pp_size())
 
 
 def overflowing(i):

@@ -158,8 +158,7 @@ def compare(
     ``alone`` is what the process trains, by default a copy of ``net``."""
     steps = steps_wanted or steps
     reference = copy.deepcopy(net) if alone is None else alone
-    for path, rank in (pins or {}).items():
-        smp.set_partition(net.get_submodule(path), rank)
+    place(net, pins or {})
     model = smp.DistributedModel(net)
     prepare(model)
     optimizer = smp.DistributedOptimizer(make(model.parameters()))
@@ -184,9 +183,13 @@ def compare(
     return model
 
 
-def start_model(net, pins=None):
-    for path, rank in (pins or HALVES).items():
-        smp.set_partition(net.get_submodule(path), rank)
+def place(net, places):
+    for path, rank in places.items():
+        smp.set_partition(net.get_submodule(path), rank % smp.pp_size())
+
+
+def start_model(net):
+    place(net, HALVES)
     return smp.DistributedModel(net)
 
 

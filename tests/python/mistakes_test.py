@@ -10,7 +10,6 @@ import torch.nn as nn
 
 import smp
 from harness import (
-    HALVES,
     Block,
     Net,
     case,
@@ -21,6 +20,7 @@ from harness import (
     ranks,
     run,
     samples,
+    start_model,
 )
 
 
@@ -36,9 +36,7 @@ def an_exception_in_a_module_of_another_rank():
 
     net = Net(Fails)
     net.h[3].boom = True
-    for path, rank in HALVES.items():
-        smp.set_partition(net.get_submodule(path), rank)
-    model = smp.DistributedModel(net)
+    model = start_model(net)
 
     train_step = make_step(model)
     for _ in range(2):
@@ -108,9 +106,7 @@ def what_cannot_be_sent_is_named():
             return self.head(x)
 
     net = Passes(Takes)
-    for path, rank in HALVES.items():
-        smp.set_partition(net.get_submodule(path), rank)
-    model = smp.DistributedModel(net)
+    model = start_model(net)
 
     train_step = make_step(model)
     e = expect(
