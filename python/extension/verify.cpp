@@ -173,10 +173,10 @@ private:
     at::NoGradGuard no_grad;
     for (auto& [name, x] : tensors_)
       if (x.is_leaf() && x.grad().defined()) {
-        auto wide = c10::promoteTypes(x.grad().scalar_type(), at::kFloat);
+        auto grad = x.grad().to_dense();
+        auto wide = c10::promoteTypes(grad.scalar_type(), at::kFloat);
         theirs_.gradients.emplace(
-          name,
-          loss_scale() == 1 ? x.grad() : x.grad().to(wide).div(loss_scale()));
+          name, loss_scale() == 1 ? grad : grad.to(wide).div(loss_scale()));
       }
   }
 

@@ -341,11 +341,18 @@ def _refuse_wrappers(module):
 def _refuse_new_parts():
     """After the partition other ranks would not learn of them."""
 
+    # Of the partitioned model, whose modules do not change any more: forward
+    # may make a list of some of them for each call.
+    paths = weakref.WeakKeyDictionary()
+
     def check(parent, name, x):
         model = _state.current_model()
-        if model is None or x is None or not model.partitioned:
+        if model is None or x is None:
             return
-        paths = {m: path for path, m in model.module.named_modules()}
+        if not paths:
+            if not model.partitioned:
+                return
+            paths.update((m, path) for path, m in model.module.named_modules())
         is_module = isinstance(x, torch.nn.Module)
         if parent not in paths or (
             x in paths

@@ -58,7 +58,13 @@ def _split(x, parts, index, axis, place):
         try:
             return _core.slice(t, parts, index, axis)
         except Error as e:
-            raise Error(f"{place}: {e}") from None
+            way_out = ""
+            if isinstance(x, (list, tuple)):
+                way_out = (
+                    "; a list with an item for each sample needs a class with "
+                    "smp_slice (docs/python.md, Steps)"
+                )
+            raise Error(f"{place}: {e}{way_out}") from None
 
     return pytree.tree_map(slice_of, x)
 

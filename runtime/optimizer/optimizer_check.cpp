@@ -76,6 +76,8 @@ std::string refusal_of_sparse(torch::optim::Optimizer& x,
   if (options.empty())
     return {};
   auto type = type_of(x);
+  if (type == "SparseAdam") // of Python
+    return {};
   if (type != "SGD" && type != "Adagrad")
     return type + " takes none";
   auto decay = std::ranges::find(options, "weight_decay",

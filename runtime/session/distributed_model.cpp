@@ -250,6 +250,8 @@ named_tensors distributed_model_base::gather(const char* what,
       x = whole_of(*rank_, x, *slice);
     if (!x.defined())
       continue;
+    if (gradients)
+      x = x.to_dense();
     mine.emplace_back(i, to_tensor_ref(x.detach(), true));
   }
   auto all = rank_->exchange().all_gather(rank_->pipeline(), what,

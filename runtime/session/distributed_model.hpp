@@ -139,9 +139,9 @@ public:
   /// every rank gets all of them.
   named_tensors state_dict() const;
 
-  /// The same for gradients, without the loss scale; parameters without a
-  /// gradient are omitted. With `shard_gradients`, collective over all
-  /// ranks.
+  /// The same for gradients, without the loss scale, sparse ones as dense;
+  /// parameters without a gradient are omitted. With `shard_gradients`,
+  /// collective over all ranks.
   named_tensors gradients() const;
 
   /// Loads values; each rank copies those it owns. Not collective.

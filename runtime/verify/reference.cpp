@@ -231,7 +231,8 @@ step_evidence reference_run::run(const moment& x) {
   }
   for (auto& [name, p] : s.model->parameters)
     if (p.grad().defined())
-      result.gradients.emplace(name, unscaled(p.grad(), x.loss_scale));
+      result.gradients.emplace(name,
+                               unscaled(p.grad().to_dense(), x.loss_scale));
   result.buffers = copies_of(s.model->buffers);
   result.log = s.model->take_log();
   if (s.witness) {

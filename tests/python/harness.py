@@ -13,6 +13,7 @@ smp.init.
 import ast
 import copy
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -152,12 +153,15 @@ def compare(
     within=2e-6,
     prepare=lambda model: None,
     alone=None,
+    random=False,
 ):
     """Trains a module on the ranks and in one process; returns the model.
 
-    ``alone`` is what the process trains, by default a copy of ``net``."""
+    ``alone`` is what the process trains, by default a copy of ``net``. A module
+    that draws ``random`` numbers draws the same only in smp.verify."""
     steps = steps_wanted or steps
-    reference = copy.deepcopy(net) if alone is None else alone
+    if alone is None and not random:
+        alone = copy.deepcopy(net)
     place(net, pins or {})
     model = smp.DistributedModel(net)
     prepare(model)
@@ -168,17 +172,21 @@ def compare(
     for i in range(steps):
         optimizer.zero_grad()
         part = own_part(batch(i))
-        out = smp.verify(train_step, part) if verifies else train_step(part)
+        checks = verifies or random
+        out = smp.verify(train_step, part) if checks else train_step(part)
         loss = out.reduce_mean().item()
         losses.append(sum(smp.allgather(loss)) / smp.size())
         optimizer.step()
+    if random:
+        assert all(math.isfinite(x) for x in losses), losses
+        return model
     parts = 4 * smp.data_size()
     expected = train_alone(
-        reference, batch, loss_of, make(reference.parameters()), steps, parts
+        alone, batch, loss_of, make(alone.parameters()), steps, parts
     )
     for x, y in zip(losses, expected):
         assert abs(x - y) <= within * max(1.0, abs(y)), (losses, expected)
-    moved = largest_difference(model.state_dict(), reference)
+    moved = largest_difference(model.state_dict(), alone)
     assert moved <= 20 * within, f"weights differ by {moved}"
     return model
 

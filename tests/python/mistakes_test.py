@@ -228,6 +228,13 @@ def arguments_of_a_step():
 
     expect(smp.Error, "non_split_inputs names 'x'", takes_no_x)
 
+    @smp.step
+    def of_images(images):
+        return 0.0
+
+    images = [torch.ones(3, 8, 8) for _ in range(8)]
+    expect(smp.Error, "needs a class with smp_slice", lambda: of_images(images))
+
 
 if __name__ == "__main__":
     run(ranks(2), ranks(2, static_mode=True, fast_mode=True))

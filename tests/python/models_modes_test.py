@@ -7,7 +7,7 @@ from harness import ranks, run
 # Ranks that share modules have to make the same calls: no experts that samples
 # choose.
 SHARED = "gpt2", "llama_with_tied_embeddings", "qwen2", "gemma", "bert", "t5"
-SHARED += "bart", "vit", "clip"
+SHARED += "bart", "vit", "clip", "llava", "gpt2_with_dropout"
 
 if __name__ == "__main__":
     run(

@@ -33,41 +33,44 @@ def language_model(make, mask=True, labels=True, **more):
     compare(net, batch, lambda m, b: m(**b, **more).loss)
 
 
-@case
-def gpt2():
+def gpt2_of(dropout=0.0, **more):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=128,
-        n_positions=64,
-        n_embd=64,
-        n_layer=4,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=128,
+            n_positions=64,
+            n_embd=64,
+            n_layer=4,
+            n_head=4,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            **more,
+        )
     )
-    language_model(lambda: GPT2LMHeadModel(config), use_cache=False)
+
+
+@case
+def gpt2():
+    language_model(gpt2_of, use_cache=False)
+
+
+@case
+def gpt2_with_dropout():
+    compare(
+        gpt2_of(0.1),
+        lambda i: {"input_ids": tokens(i)},
+        lambda m, b: m(**b, labels=b["input_ids"], use_cache=False).loss,
+        random=True,
+    )
 
 
 @case
 def gpt2_with_gradient_checkpointing():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=128,
-        n_positions=64,
-        n_embd=64,
-        n_layer=4,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-    )
-
     def make():
-        net = GPT2LMHeadModel(config)
+        net = gpt2_of(use_cache=False)
         net.gradient_checkpointing_enable({"use_reentrant": False})
         return net
 
@@ -378,6 +381,46 @@ def clip():
 
 
 @case
+def llava():
+    from transformers import (
+        CLIPVisionConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    torch.manual_seed(0)
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
+    )
+    image, patches = 127, 16  # the token that stands for each of its patches
+    net = LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=vision,
+            text_config=llama_config(),
+            image_token_index=image,
+            image_seq_length=patches,
+        )
+    )
+
+    def batch(i):
+        ids = tokens(i, t=28, vocabulary=image)
+        ids[:, 4 : 4 + patches] = image
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "labels": ids.masked_fill(ids == image, -100),
+            "pixel_values": images(i)["x"],
+        }
+
+    compare(net, batch, lambda m, b: m(**b, use_cache=False).loss)
+
+
+@case
 def resnet18():
     import torchvision
 
@@ -395,6 +438,101 @@ def timm_convnext():
     torch.manual_seed(0)
     net = timm.create_model("convnext_atto", num_classes=10, drop_path_rate=0.0)
     image_classifier(net, steps=2, within=1e-5)
+
+
+@case
+def timm_swin():
+    import timm
+
+    torch.manual_seed(0)
+    net = timm.create_model(
+        "swin_tiny_patch4_window7_224",
+        img_size=32,
+        window_size=4,
+        embed_dim=24,
+        depths=(2, 2),
+        num_heads=(2, 4),
+        drop_path_rate=0.0,
+        num_classes=10,
+    )
+    image_classifier(net)
+
+
+@case
+def segmentation():
+    from torchvision.models.segmentation import lraspp_mobilenet_v3_large
+
+    if smp.data_size() > 1:
+        return  # as resnet18
+
+    torch.manual_seed(0)
+    net = lraspp_mobilenet_v3_large(
+        weights=None, weights_backbone=None, num_classes=10
+    )
+    compare(
+        net,
+        lambda i: {**images(i), "y": images(i)["x"].argmax(1)},
+        lambda m, b: F.cross_entropy(m(b["x"])["out"], b["y"]),
+        steps=2,
+        within=2e-5,
+    )
+
+
+class Samples(list):
+    """Of different sizes, so that no tensor can hold them."""
+
+    def chunk(self, n):
+        return [Samples(self[i::n]) for i in range(n)]
+
+    def smp_slice(self, microbatches, index, axis):
+        return list(self.chunk(microbatches)[index])
+
+
+def pictures(i, n=8):
+    """With up to four objects in each."""
+    g = torch.Generator().manual_seed(i)
+
+    def objects(n):
+        corner = torch.randint(0, 24, (n, 2), generator=g)
+        size = torch.randint(8, 32, (n, 2), generator=g)
+        return {
+            "boxes": torch.cat([corner, corner + size], 1).float(),
+            "labels": torch.randint(1, 5, (n,), generator=g),
+        }
+
+    heights = [56 + 4 * (j % 3) for j in range(n)]
+    return {
+        "images": Samples(torch.rand(3, h, 64, generator=g) for h in heights),
+        "targets": Samples(objects(1 + (i + j) % 4) for j in range(n)),
+    }
+
+
+@case
+def detection():
+    from torchvision.models import detection
+    from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+    torch.manual_seed(0)
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, trainable_layers=5
+    )
+    net = detection.FasterRCNN(
+        backbone,
+        box_head=detection.faster_rcnn.TwoMLPHead(256 * 7 * 7, 32),
+        box_predictor=detection.faster_rcnn.FastRCNNPredictor(32, 5),
+        min_size=64,
+        max_size=64,
+        rpn_pre_nms_top_n_train=100,
+        rpn_post_nms_top_n_train=50,
+    )
+    compare(
+        net,
+        pictures,
+        lambda m, b: sum(m(b["images"], b["targets"]).values()),
+        steps=2,
+        make=lambda ps: torch.optim.SGD(ps, lr=1e-3),
+        random=True,  # which proposals it trains on
+    )
 
 
 @case

@@ -542,6 +542,108 @@ def results_in_containers():
     assert found["loss"].stack().shape == (4,)
 
 
+def first(out):
+    return out[0] if isinstance(out, tuple) else out
+
+
+class Classifier(nn.Module):
+    """Of series of 32 numbers each."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x):
+        return self.head(first(self.body(x)).mean(1))
+
+
+class OfItself(nn.Module):
+    """A layer with several arguments, all of them the series."""
+
+    def __init__(self, layer, n, **more):
+        super().__init__()
+        self.layer, self.n, self.more = layer, n, more
+
+    def forward(self, x):
+        return first(self.layer(*[x] * self.n, **self.more))
+
+
+class Bag(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        found = self.layer((x[:, :, 0] * 8).long().clamp(-8, 7) + 8)
+        return found.view(len(x), -1, 32)
+
+
+def pair(wrap):
+    return nn.Sequential(
+        wrap(nn.Linear(32, 32)), nn.ReLU(), wrap(nn.Linear(32, 32))
+    )
+
+
+def transformer_layer():
+    return nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+
+
+# Those of torch itself that are more than their parameters.
+LAYERS = [
+    lambda: nn.LSTM(32, 32, 2, batch_first=True),
+    lambda: nn.GRU(32, 16, batch_first=True, bidirectional=True),
+    lambda: nn.TransformerEncoder(transformer_layer(), 2),
+    lambda: OfItself(
+        nn.Transformer(32, 4, 1, 1, 64, 0.0, batch_first=True),
+        2,
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(10),
+    ),
+    lambda: OfItself(nn.MultiheadAttention(32, 4, batch_first=True), 3),
+    lambda: pair(nn.utils.parametrizations.weight_norm),
+    lambda: pair(nn.utils.parametrizations.spectral_norm),
+    lambda: pair(nn.utils.spectral_norm),
+    lambda: Bag(nn.EmbeddingBag(16, 32, sparse=True)),
+    lambda: Bag(nn.Embedding(16, 32, sparse=True)),
+]
+
+
+@case
+def layers_of_torch():
+    def batch(i):
+        g = torch.Generator().manual_seed(i)
+        return {
+            "x": torch.randn(16, 10, 32, generator=g),
+            "y": torch.randint(0, 5, (16,), generator=g),
+        }
+
+    for layer in LAYERS:
+        torch.manual_seed(0)
+        compare(Classifier(layer()), batch, loss_of, pins={"body": 1})
+
+
+@case
+def an_optimizer_of_sparse_gradients():
+    class Tables(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a = nn.EmbeddingBag(16, 5, sparse=True)
+            self.b = nn.EmbeddingBag(16, 5, sparse=True)
+
+        def forward(self, x):
+            ids = (x.clamp(-1, 0.9) * 8).long() + 8
+            return self.a(ids) + self.b(ids)
+
+    compare(
+        Tables(),
+        samples,
+        loss_of,
+        make=lambda ps: torch.optim.SparseAdam(ps, lr=0.01),
+        pins={"a": 0, "b": 1},
+    )
+
+
 if __name__ == "__main__":
     run(
         ranks(2),
