@@ -1,4 +1,4 @@
-# ctest: seconds=100 label=proof
+# ctest: seconds=130 label=proof
 """The models of models_test.py in other modes, and on more ranks."""
 
 import models_test  # noqa: F401 -- its cases

@@ -1,4 +1,4 @@
-# ctest: seconds=30 label=multiprocess
+# ctest: seconds=40 label=multiprocess
 """Published models, eager and unchanged, on ranks and in one process."""
 
 import torch

@@ -1,4 +1,4 @@
-# ctest: seconds=40 label=multiprocess
+# ctest: seconds=50 label=multiprocess
 """What Python modules do, on two ranks and in one process."""
 
 import dataclasses
