@@ -1,0 +1,163 @@
+# ctest: seconds=25 label=multiprocess
+"""State that Python modules keep, on two ranks and in one process."""
+
+import torch
+import torch.nn as nn
+
+import harness
+import smp
+from harness import (
+    HALVES,
+    Block,
+    Net,
+    case,
+    compare,
+    expect,
+    loss_of,
+    own,
+    ranks,
+    run,
+    samples,
+)
+
+
+@case
+def batch_norm():
+    class Normed(Block):
+        def __init__(self):
+            super().__init__()
+            self.n = nn.BatchNorm1d(32)
+
+        def forward(self, x):
+            return x + self.n(self.a(x))
+
+    compare(Net(Normed), samples, loss_of)
+
+
+@case
+def a_buffer_that_code_replaces():
+    class Means(Block):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(32))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return super().forward(x - self.mean)
+
+    compare(Net(Means), samples, loss_of)
+
+
+class Counts(Block):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 + 0.1 * (self.calls % 5))
+
+
+@case
+def an_attribute_that_code_counts_up():
+    model = compare(Net(Counts), samples, loss_of)
+    assert (
+        "sets its attribute 'calls'" in model.order_text()
+    ), model.order_text()
+    for i, block in enumerate(model.module.h):
+        if own(model, f"h.{i}"):
+            steps = harness.steps_wanted or 3
+            assert block.calls == 4 * steps, block.calls
+
+
+@case
+def a_list_that_code_fills():
+    class Logs(Block):
+        def __init__(self):
+            super().__init__()
+            self.log = []
+
+        def forward(self, x):
+            self.log.append(float(len(self.log)))
+            return super().forward(x) * (1 + 0.1 * (sum(self.log) % 5))
+
+    compare(Net(Logs), samples, loss_of)
+
+
+# The trace sees one microbatch: this begins later.
+class Late(Block):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.factor = 1.0
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen > 6:
+            self.factor = 1.0 + 0.1 * (self.seen.item() % 3)
+        return super().forward(x) * self.factor
+
+
+@case
+def state_that_backward_cannot_put_back():
+    def mark(blocks):
+        return lambda model: [
+            smp.set_activation_checkpointing(model.module.h[i]) for i in blocks
+        ]
+
+    for block, text in (
+        (Counts, "'h.0' has state that smp cannot put back"),
+        (Late, "computed again in backward"),
+    ):
+        expect(
+            smp.Error,
+            text,
+            lambda: compare(
+                Net(block), samples, loss_of, steps=4, prepare=mark([0, 3])
+            ),
+        )
+    if not smp._state.options.get("fast_mode"):  # as the error says
+        net = Net()
+        net.h[1] = Late()
+        compare(net, samples, loss_of, steps=4, prepare=mark([0, 3]))
+
+
+@case
+def an_attribute_that_changes_later():
+    def train():
+        return compare(Net(Late), samples, loss_of, pins=HALVES, steps=4)
+
+    if smp._state.options.get("fast_mode"):  # steps are not run again
+        expect(smp.Error, "sets its attribute 'factor'", train)
+        return
+    model = train()
+    assert "factor" in model.order_text(), model.order_text()
+
+
+@case
+def an_attribute_set_before_anything_is_traced():
+    def later(model):
+        with torch.no_grad():
+            model.partition()
+
+    def train():
+        return compare(Net(Counts), samples, loss_of, prepare=later)
+
+    if smp._state.options.get("fast_mode"):
+        expect(smp.Error, "smp.set_stateful(module, why)", train)
+        declare = lambda model: [
+            smp.set_stateful(block, "counts its calls")
+            for block in model.module.h
+        ]
+        compare(Net(Counts), samples, loss_of, prepare=declare)
+        return
+    model = train()
+    assert "calls" in model.order_text(), model.order_text()
+
+
+if __name__ == "__main__":
+    run(
+        ranks(2),
+        ranks(2, static_mode=True, fast_mode=True, steps=9),
+        ranks(2, verify=True),
+    )
