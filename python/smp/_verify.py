@@ -60,11 +60,8 @@ class _Check:
         try:
             self._alone = _Alone(self._model, self._core.before, attributes)
         except Exception as e:  # told when all ranks listen
-            e.add_note(
-                "smp.verify copies the model for its single process: that is "
-                "where this was raised"
-            )
-            self._failed = e
+            self._failed = RuntimeError(f"the model cannot be copied: {e}")
+            self._failed.__cause__ = e
 
     def end_step(self):
         self._core.end_step()
@@ -169,7 +166,7 @@ def _inside_compiled(root):
 
 
 def _tensor_like(x, content, kind):
-    content = content.detach().clone()
+    content = content.detach().to(x.device, copy=True)
     if kind == "buffer":
         return content
     return torch.nn.Parameter(content, x.requires_grad)

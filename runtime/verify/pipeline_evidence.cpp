@@ -65,7 +65,9 @@ pipeline_evidence::pipeline_evidence(rank_runtime& x) : rank_(x) {
 }
 
 pipeline_evidence::~pipeline_evidence() {
-  rank_.observe(nullptr);
+  // Another one may observe by now, or the rank be gone.
+  if (observes_)
+    rank_.observe(nullptr);
 }
 
 void pipeline_evidence::begin(const distributed_model_base& x) {
@@ -77,6 +79,7 @@ void pipeline_evidence::begin(const distributed_model_base& x) {
 }
 
 void pipeline_evidence::observe(bool on) {
+  observes_ = on;
   rank_.observe(on ? &logger_ : nullptr);
 }
 

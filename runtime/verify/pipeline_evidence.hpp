@@ -32,7 +32,7 @@ public:
   /// @param x is partitioned, and outlives this
   void begin(const distributed_model_base& x);
 
-  /// Logs the calls of this rank from now on, or no longer.
+  /// Logs the calls of this rank from now on, or no longer. One at a time.
   void observe(bool on);
 
   /// Of each parameter and buffer.
@@ -82,6 +82,7 @@ private:
   rank_runtime& rank_;
   const distributed_model_base* model_ = nullptr;
   call_logger logger_;
+  bool observes_ = false;
   std::vector<tensor_names> names_;
   size_t told_ = 0; // of the findings, how many rank 0 knows
 };

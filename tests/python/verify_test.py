@@ -144,6 +144,11 @@ def a_gradient_that_differs_is_named():
     assert "gradient" in str(e) and "module 'h.2'" in str(e), e
 
 
+class Uncopied:
+    def __deepcopy__(self, memo):
+        raise TypeError("not twice")
+
+
 @case
 def what_cannot_be_compared_is_said():
     net = Net()
@@ -162,6 +167,13 @@ def what_cannot_be_compared_is_said():
         lambda: smp.verify(around, own_part(samples(0))),
     )
     assert "smp.DistributedModel" in str(e), e
+    net.h[0].odd = Uncopied()
+    expect(
+        smp.Error,
+        "the model cannot be copied: not twice",
+        lambda: smp.verify(make_step(model), own_part(samples(0))),
+    )
+    del net.h[0].odd
     # The session goes on.
     smp.verify(make_step(model), own_part(samples(0)))
 
