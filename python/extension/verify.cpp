@@ -35,10 +35,6 @@ using without_lock = py::call_guard<py::gil_scoped_release>;
 
 using tensors_by_name = std::map<std::string, at::Tensor>;
 
-tensors_by_name by_name(const named_tensors& xs) {
-  return {xs.begin(), xs.end()};
-}
-
 /// One step over the ranks, and the same in one process on pp_rank 0.
 class verification {
 public:
@@ -172,12 +168,8 @@ private:
   void end_gradients() {
     at::NoGradGuard no_grad;
     for (auto& [name, x] : tensors_)
-      if (x.is_leaf() && x.grad().defined()) {
-        auto grad = x.grad().to_dense();
-        auto wide = c10::promoteTypes(grad.scalar_type(), at::kFloat);
-        theirs_.gradients.emplace(
-          name, loss_scale() == 1 ? grad : grad.to(wide).div(loss_scale()));
-      }
+      if (x.is_leaf() && x.grad().defined())
+        theirs_.gradients.emplace(name, unscaled(x.grad(), loss_scale()));
   }
 
   void pass(const py::function& body, uint64_t microbatch,

@@ -8,6 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _core, _state
 from ._errors import Error
+from ._optimizer import clip_grad_norm_
 
 _hooks = []  # of torch
 _originals = []  # (holder, name, what it held)
@@ -79,10 +80,10 @@ def _clip(original):
                 "parameters and with the 2-norm"
             )
         # All that have gradients, so there is no doubt what is meant.
-        norm = _state.current_model()._core.clip_grad_norm_(float(max_norm))
+        norm = clip_grad_norm_(_state.current_model(), max_norm)
         if error_if_nonfinite and not math.isfinite(norm):
             raise Error(f"the norm of the gradients is {norm}")
-        return torch.tensor(norm)
+        return norm
 
     return call
 
@@ -104,8 +105,7 @@ def _clip_values(original):
 
 def _refuse_alone(optimizer, *_):
     """Another rank, replica or copy in float32 may have what it should update."""
-    known = [x() for x in _state.optimizers]
-    if any(x is not None and x._inner is optimizer for x in known):
+    if any(x._inner is optimizer for x in _state.live_optimizers()):
         return
     xs = [p for group in optimizer.param_groups for p in group["params"]]
     if _parts_of_model(xs)[0]:

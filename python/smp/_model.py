@@ -115,9 +115,8 @@ class DistributedModel(torch.nn.Module):
         model = weakref.ref(self)  # it keeps what waits for its partition
 
         def run():
-            found = [x() for x in _state.optimizers]
             for wanted in list(kept.values()):
-                wanted(model(), next((x for x in found if x is not None), None))
+                wanted(model(), _state.first_optimizer())
 
         self._core.on_partition(run)
         return handle
@@ -225,9 +224,8 @@ class DistributedModel(torch.nn.Module):
     def zero_grad(self, set_to_none=True):
         """Drops all gradients, also those that optimizers keep."""
         self.module.zero_grad(set_to_none)
-        for x in _state.optimizers:
-            if x() is not None:
-                x().zero_grad()
+        for x in _state.live_optimizers():
+            x.zero_grad()
 
     def cpu(self):
         raise Error(

@@ -104,9 +104,8 @@ def shutdown():
     if not _core.running():
         return
     model = _state.current_model()
-    for x in _state.optimizers:
-        if x() is not None:
-            x()._core = None
+    for x in _state.live_optimizers():
+        x._core = None
     if model is not None:
         model._end()
     _autograd.remove()

@@ -16,6 +16,16 @@ def current_model():
     return model() if model is not None else None
 
 
+def live_optimizers():
+    """The DistributedOptimizers of the model, the first one first."""
+    return [x for x in (y() for y in optimizers) if x is not None]
+
+
+def first_optimizer():
+    """The one that programs mean if they name none; or None."""
+    return next(iter(live_optimizers()), None)
+
+
 def model_of_session(what):
     found = current_model()
     if found is None:

@@ -9,6 +9,7 @@ import torch
 
 from . import _core, _state
 from ._errors import Error
+from ._values import _OF_MODULES
 
 # What smp and torch.compile leave in a module: the copy runs its own code.
 _CALLS = "_compiled_call_impl", "_smp_compiled_call"
@@ -180,10 +181,7 @@ def _attributes(model):
         module = model.module.get_submodule(path)
         found = {}
         for name, x in module.__dict__.items():
-            if name not in _OF_MODULES and _core.can_be_sent(x):
+            if name not in _OF_MODULES.union(_CALLS) and _core.can_be_sent(x):
                 found[name] = x
         mine.append((path, found))
     return [x for xs in _core.allgather(mine, "pp") for x in xs]
-
-
-_OF_MODULES = frozenset((*torch.nn.Module().__dict__, *_CALLS))

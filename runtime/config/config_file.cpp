@@ -107,9 +107,7 @@ public:
     check_options();
     if (config_.smp.ddp && !config_.ranks)
       config_.ranks = world_;
-    if (!whole) // the code of a program may name modules
-      config_.model.type = "plugin";
-    for (auto& conflict : conflicts_of_good_keys())
+    for (auto& conflict : conflicts_of_good_keys(whole))
       complain_about(conflict);
   }
 
@@ -328,10 +326,12 @@ private:
     return at == tables_.end() ? 0 : at->second;
   }
 
-  std::vector<config_conflict> conflicts_of_good_keys() const {
+  std::vector<config_conflict> conflicts_of_good_keys(bool whole) const {
     // Wrong values would only cause more errors, or a division by zero.
     train_config defaults;
     auto x = config_;
+    if (!whole) // the code of a program may name modules
+      x.model.type = "plugin";
     for (auto name : wrong_) {
       auto& key = *find_config_key(name);
       std::visit(

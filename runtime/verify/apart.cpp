@@ -44,4 +44,12 @@ void check_plain(const at::Tensor& x) {
   }
 }
 
+at::Tensor unscaled(const at::Tensor& gradient, double scale) {
+  auto result = gradient.to_dense();
+  if (scale == 1)
+    return result;
+  auto wide = c10::promoteTypes(result.scalar_type(), at::kFloat);
+  return result.to(wide).div(scale);
+}
+
 } // namespace smp

@@ -38,4 +38,8 @@ private:
 /// @throws error (internal) if the graph of `x` has one
 void check_plain(const at::Tensor& x);
 
+/// @returns the gradient of a loss without its scale, dense, as the pipeline
+/// gathers it
+at::Tensor unscaled(const at::Tensor& gradient, double scale);
+
 } // namespace smp

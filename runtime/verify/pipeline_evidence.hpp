@@ -10,12 +10,18 @@
 #include <cstddef>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace smp {
 
 class distributed_model_base;
 class rank_runtime;
+
+inline std::map<std::string, at::Tensor>
+by_name(const std::vector<std::pair<std::string, at::Tensor>>& xs) {
+  return {xs.begin(), xs.end()};
+}
 
 /// Gathers it on pp_rank 0 of each replica, where it is compared, and what is
 /// found on rank 0. Each rank has one; what it gathers is collective.

@@ -32,14 +32,6 @@ std::map<std::string, at::Tensor> copies_of(const named_tensors& xs) {
   return result;
 }
 
-/// @returns the gradient of the loss without its scale
-at::Tensor unscaled(const at::Tensor& gradient, double scale) {
-  if (scale == 1)
-    return gradient;
-  auto wide = c10::promoteTypes(gradient.scalar_type(), at::kFloat);
-  return gradient.to(wide).div(scale);
-}
-
 /// Casts a model as a run with parameters in half precision does.
 void cast_to_half(const named_tensors& xs, const train_config& config) {
   if (!config.smp.bf16_params && !config.smp.fp16_params)
@@ -231,8 +223,7 @@ step_evidence reference_run::run(const moment& x) {
   }
   for (auto& [name, p] : s.model->parameters)
     if (p.grad().defined())
-      result.gradients.emplace(name,
-                               unscaled(p.grad().to_dense(), x.loss_scale));
+      result.gradients.emplace(name, unscaled(p.grad(), x.loss_scale));
   result.buffers = copies_of(s.model->buffers);
   result.log = s.model->take_log();
   if (s.witness) {

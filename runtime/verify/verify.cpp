@@ -29,10 +29,6 @@ namespace smp {
 
 namespace {
 
-std::map<std::string, at::Tensor> by_name(const named_tensors& xs) {
-  return {xs.begin(), xs.end()};
-}
-
 /// The parameters that `x` updates, at least in part.
 std::unordered_set<const void*> updated_by(distributed_optimizer& x) {
   std::unordered_set<const void*> result;

@@ -20,11 +20,6 @@ def _number(tag):
     return int(found[-1])
 
 
-def _optimizer():
-    found = [x() for x in _state.optimizers]
-    return next((x for x in found if x is not None), None)
-
-
 def save(obj, f, partial=True, *args, v3=False, **options):
     """As ``smp.save``; ``v3`` was about files of sharded state."""
     _smp.save(obj, f, partial, *args, **options)
@@ -96,7 +91,7 @@ def resume_from_checkpoint(
     if partial:
         if tag is not None:
             path = os.path.join(path, f"step-{_number(tag)}")
-        optimizer = _optimizer() if load_optimizer else None
+        optimizer = _state.first_optimizer() if load_optimizer else None
         found = _smp.resume_from_checkpoint(path, model, optimizer)
         if found is None:
             raise Error(f"smp.resume_from_checkpoint: no checkpoint in {path}")

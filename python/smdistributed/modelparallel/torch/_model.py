@@ -134,5 +134,4 @@ def after_step():
     _hooks.clear()
     for model, hook in hooks:
         if model() is not None:
-            found = [x() for x in _smp._state.optimizers]
-            hook(model(), next((x for x in found if x is not None), None))
+            hook(model(), _smp._state.first_optimizer())
