@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -141,11 +142,12 @@ struct run_client::impl {
     });
   }
 
-  run_status ask(milliseconds limit) {
+  template <class T>
+  T ask(inspection_question x, milliseconds limit) {
     std::vector<std::byte> answer;
     attempt([&] {
       socket.renew(limit);
-      socket.send(inspection_question);
+      socket.send(static_cast<char>(x));
       std::array<std::byte, 4> head;
       socket.receive(head);
       auto size = byte_reader{head}.u32();
@@ -155,7 +157,7 @@ struct run_client::impl {
       socket.receive(answer);
     });
     byte_reader in{answer, "answer of the run: is it of another build of smp?"};
-    auto result = in.get<run_status>();
+    auto result = in.get<T>();
     in.expect_end();
     return result;
   }
@@ -183,7 +185,33 @@ run_client::run_client(const inspection_entry& x, milliseconds limit)
 run_client::~run_client() = default;
 
 run_status run_client::ask(milliseconds limit) {
-  return impl_->ask(limit);
+  return impl_->ask<run_status>(inspection_question::status, limit);
+}
+
+namespace {
+
+std::vector<flight_log> logs_of(const std::vector<std::string>& images) {
+  std::vector<flight_log> result;
+  for (auto& x : images)
+    result.push_back(read_flight_image(std::as_bytes(std::span{x})));
+  std::ranges::sort(result, {}, &flight_log::rank);
+  return result;
+}
+
+} // namespace
+
+std::vector<flight_log> run_client::events(milliseconds limit) {
+  return logs_of(
+    impl_->ask<std::vector<std::string>>(inspection_question::events, limit));
+}
+
+void run_client::begin_trace(milliseconds limit) {
+  impl_->ask<std::vector<std::string>>(inspection_question::begin_trace, limit);
+}
+
+std::vector<flight_log> run_client::finish_trace(milliseconds limit) {
+  return logs_of(impl_->ask<std::vector<std::string>>(
+    inspection_question::finish_trace, limit));
 }
 
 bool may_still_answer(const inspection_entry& x) {

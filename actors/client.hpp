@@ -4,6 +4,7 @@
 // a client connects to a port with a protocol of its own
 // (actors/inspection/inspection_port.hpp).
 
+#include "actors/flight/timeline.hpp"
 #include "actors/inspection/entry_file.hpp"
 #include "actors/protocol/run_status.hpp"
 
@@ -14,8 +15,8 @@
 
 namespace smp {
 
-/// A read-only connection to a run: it can query the status of the run, and can
-/// do nothing else to it.
+/// A read-only connection to a run: it can query what its ranks do and did, and
+/// can do nothing else to it.
 class run_client {
 public:
   /// Connects and passes the gate.
@@ -31,6 +32,16 @@ public:
   /// @throws error (transport) if there is no answer within `limit`, (protocol)
   /// if this build of smp cannot decode it
   run_status ask(std::chrono::milliseconds limit);
+
+  /// @returns the last events of those ranks that answer. Throws as `ask`
+  std::vector<flight_log> events(std::chrono::milliseconds limit);
+
+  /// Makes ranks keep all events from now on, for at most a minute. Throws as
+  /// `ask`
+  void begin_trace(std::chrono::milliseconds limit);
+
+  /// @returns those of the ranks that answer. Throws as `ask`
+  std::vector<flight_log> finish_trace(std::chrono::milliseconds limit);
 
 private:
   struct impl;

@@ -30,19 +30,22 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(order_book|computed_order|step_flow)\\.hpp"
   "actors/[a-z]*/(rank_board|call_slot|comm_fabric|message_priority)\\.hpp"
   "actors/[a-z]*/(membership|supervisor_link)\\.hpp"
-  "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|node_status)\\.hpp")
+  "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|node_status)\\.hpp"
+  # What is made of the events of ranks.
+  "actors/flight/")
 set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/(cross_entropy|functions)\\.hpp" "actors/schedule/schedule_actor\\.hpp")
 set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}")
 # The Python package; pybind11 is in LibTorch's headers.
 set(allowed_python "python/" "smp/schedule_actor\\.hpp" "runtime/" "${vocabulary}")
 # Programs that look at runs start at once, without LibTorch.
 set(viewers "apps/(report|smp-inspect|smp-top)/")
-set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp")
+set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp"
+  "actors/flight/")
 
 # The subfolders, bottom to top: each may include itself and those before it.
 # ("client" is not a subfolder: all of it is for those who look from outside.)
-set(order_actors protocol board comm order schedule server inspection stalls
-  cluster host client)
+set(order_actors flight protocol board comm order schedule server inspection
+  stalls cluster host client)
 set(order_runtime files base device offload values deferred lazy config process launch
   model sharing execution calls intercept collectives optimizer placement replicas
   step session checkpoint nn data train plan verify)

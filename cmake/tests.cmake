@@ -22,7 +22,7 @@
 # that. Torch is slow to compile, so only those get it that need it.
 set(smp_test_libraries_transport smp::fmt smp::ucx)
 set(smp_test_libraries_partition smp::fmt smp::json)
-set(smp_test_libraries_actors smp::fmt CAF::core CAF::io)
+set(smp_test_libraries_actors smp::fmt smp::json CAF::core CAF::io)
 set(smp_test_libraries_tp smp::smp)
 set(smp_test_libraries_runtime smp::smp smp::json smp::toml)
 set(smp_test_libraries_runtime_device smp_simulated_device)

@@ -28,8 +28,12 @@ bool is_answer(const wait_reason& x) {
 
 // -- names --------------------------------------------------------------------
 
-rank_board::rank_board(rank_id self, uint64_t world_size)
-  : self_(self), sent_(world_size), taken_(world_size) {
+rank_board::rank_board(rank_id self, uint64_t world_size,
+                       std::shared_ptr<flight_record> record)
+  : self_(self),
+    record_(record ? std::move(record) : std::make_shared<flight_record>(self)),
+    sent_(world_size),
+    taken_(world_size) {
   // nop
 }
 
@@ -186,6 +190,10 @@ void rank_board::leave() {
 
 void noting_waiter::wait(const completion_ptr& x, const wait_reason& why) {
   board_.main_waits(x, why);
+  // The step itself is in the record.
+  std::optional<flight_activity> noted;
+  if (why.subject.what != wait_subject::kind::step_end)
+    noted.emplace(board_.record(), board_.record().name(why));
   try {
     plain_.wait(x, why);
   } catch (...) {

@@ -4,6 +4,7 @@
 
 #include "actors/board/context_view.hpp"
 #include "actors/protocol/rank_view.hpp"
+#include "transport/flight/flight_record.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -25,7 +26,9 @@ class rank_board {
 public:
   using clock = std::chrono::steady_clock;
 
-  rank_board(rank_id self, uint64_t world_size);
+  /// @param record notes what happens; null: one in memory of its own
+  rank_board(rank_id self, uint64_t world_size,
+             std::shared_ptr<flight_record> record = {});
 
   /// How to name modules in texts; null: by number.
   void name_modules(std::function<std::string(module_id)> f);
@@ -90,6 +93,13 @@ public:
     count(taken_, from);
   }
 
+  // -- events -----------------------------------------------------------------
+
+  /// What happened, for readers after the fact.
+  flight_record& record() const noexcept {
+    return *record_;
+  }
+
   // -- readers ----------------------------------------------------------------
 
   rank_id self() const noexcept {
@@ -150,6 +160,7 @@ private:
   void sample();
 
   const rank_id self_;
+  const std::shared_ptr<flight_record> record_;
   std::atomic<uint64_t> progress_ = 0;
   counters sent_;  // by rank
   counters taken_; // by rank

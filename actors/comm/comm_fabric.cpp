@@ -143,6 +143,7 @@ void comm_fabric::send(rank_id to, message x, sent_callback done) {
       || (to == self() && all_tensors(x, is_on_host)))
     return inner().send(to, std::move(x), std::move(done));
   auto m = make(to, std::move(x), std::move(done));
+  note(flight_kind::transfer_begins, *m);
   ledger_.handled(comm_stage::initiator, m->bytes);
   if (!any_on_device_path(*m)) {
     ledger_.enter(*m, comm_stage::requester);
@@ -150,6 +151,15 @@ void comm_fabric::send(rank_id to, message x, sent_callback done) {
   }
   ledger_.enter(*m, comm_stage::d2d_allocator);
   allocate(std::move(m));
+}
+
+void comm_fabric::note(flight_kind kind, const comm_message& x) {
+  flight_event event;
+  event.kind = kind;
+  event.number = x.number;
+  event.peer = static_cast<uint32_t>(x.peer.value);
+  event.amount = x.bytes;
+  board_->record().note(event);
 }
 
 // -- host path ----------------------------------------------------------------
@@ -239,6 +249,7 @@ std::vector<uint64_t> comm_fabric::await_places(const comm_message_ptr& x) {
 
 void comm_fabric::left(const comm_message_ptr& x, const failure& why) {
   ledger_.leave(x->number);
+  note(flight_kind::transfer_ends, *x);
   if (why) {
     std::lock_guard guard{awaited_mutex_};
     for (auto& t : x->tensors)
@@ -362,6 +373,11 @@ void comm_fabric::on_message(rank_id from, message x) {
     return take_back(from, x);
   if (all_tensors(x, just_rides))
     return deliver(from, std::move(x));
+  flight_event came;
+  came.kind = flight_kind::tensors_arrived;
+  came.peer = static_cast<uint32_t>(from.value);
+  came.amount = bytes_of(x);
+  board_->record().note(came);
   auto lent = !all_tensors(x, [](auto& t) { return !t.lent; });
   if (lent && !arenas_)
     return inner().peer_lost({error_code::protocol,

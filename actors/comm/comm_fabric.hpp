@@ -163,6 +163,7 @@ private:
   void launch(const comm_message_ptr& x);
   /// @returns the names of its tensors that wait for a decision; 0: none
   std::vector<uint64_t> await_places(const comm_message_ptr& x);
+  void note(flight_kind kind, const comm_message& x);
   /// The fabric below is done with a message that was launched.
   void left(const comm_message_ptr& x, const failure& why);
 

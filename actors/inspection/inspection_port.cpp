@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cerrno>
 #include <list>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -32,7 +34,8 @@ public:
     return connection_.get();
   }
 
-  bool asks() const noexcept {
+  /// What it waits for.
+  std::optional<inspection_question> asks() const noexcept {
     return asks_;
   }
 
@@ -48,7 +51,7 @@ public:
   }
 
   bool answer(const std::vector<std::byte>& x) {
-    asks_ = false;
+    asks_.reset();
     byte_writer out;
     out.bytes(x);
     out_ = out.take();
@@ -63,9 +66,21 @@ private:
     if (got < 0)
       return errno == EINTR || errno == EAGAIN;
     // One request at a time: a peer that does not read answers is not a client.
-    if (got == 0 || x != inspection_question || asks_ || sent_ < out_.size())
+    if (got == 0 || !is_question(x) || asks_ || sent_ < out_.size())
       return false;
-    return asks_ = true;
+    asks_ = inspection_question{x};
+    return true;
+  }
+
+  static bool is_question(char x) {
+    switch (inspection_question{x}) {
+      case inspection_question::status:
+      case inspection_question::events:
+      case inspection_question::begin_trace:
+      case inspection_question::finish_trace:
+        return true;
+    }
+    return false;
   }
 
   bool write() {
@@ -82,7 +97,7 @@ private:
   }
 
   file_descriptor connection_;
-  bool asks_ = false;
+  std::optional<inspection_question> asks_;
   std::vector<std::byte> out_;
   size_t sent_ = 0;
 };
@@ -143,7 +158,7 @@ struct inspection_port::impl {
 
   bool asked() const {
     return std::any_of(peers.begin(), peers.end(),
-                       [](auto& x) { return x.asks(); });
+                       [](auto& x) { return x.asks().has_value(); });
   }
 
   int time_out() const {
@@ -154,16 +169,20 @@ struct inspection_port::impl {
     return static_cast<int>(std::max<int64_t>(left.count(), 0));
   }
 
-  /// All requests that have arrived by now get the same answer.
+  /// All requests of a kind that have arrived by now get the same answer.
   void answer_all() {
     if (stopping || !asked() || port_clock::now() < next)
       return;
-    std::vector<std::byte> answer = config.collect();
+    std::map<inspection_question, bytes> answers;
+    for (auto& x : peers)
+      if (x.asks() && !answers.contains(*x.asks()))
+        answers.emplace(*x.asks(), config.collect(*x.asks()));
     next = port_clock::now()
            + std::chrono::duration_cast<port_clock::duration>(
              std::chrono::duration<double>{1 / config.rate_limit});
     for (auto x = peers.begin(); x != peers.end();)
-      x = !x->asks() || x->answer(answer) ? std::next(x) : peers.erase(x);
+      x = !x->asks() || x->answer(answers.at(*x->asks())) ? std::next(x)
+                                                          : peers.erase(x);
   }
 
   options config;

@@ -14,17 +14,22 @@
 
 namespace smp {
 
-/// The one request of a client, which it may repeat. The reply is the size of
-/// the answer (u32, little endian), then the answer.
-inline constexpr char inspection_question = '?';
+/// The requests of a client, which it may repeat; one byte each. The reply is
+/// the size of the answer (u32, little endian), then the answer.
+enum class inspection_question : char {
+  status = '?',       // a `run_status`
+  events = 'e',       // the last events of all ranks: a list of images
+  begin_trace = 'b',  // ranks keep all events from now on; an empty list
+  finish_trace = 'f', // those, a list of images
+};
 
 /// Upper bound on the size of an answer, in bytes.
 inline constexpr size_t inspection_answer_limit = size_t{64} << 20;
 
 /// A client that can talk to actors can also end the run: CAF's protocol lets
 /// it call any handler of any actor. So observers use a separate protocol, with
-/// one request and nothing to decode, on a separate port behind a gate with a
-/// separate secret (R44). Neither opens the control plane.
+/// requests of one byte and nothing to decode, on a separate port behind a gate
+/// with a separate secret (R44). Neither opens the control plane.
 ///
 /// Bounds the cost for the run: clients share answers, at most `rate_limit` per
 /// second, and a client that does not read its answers is dropped.
@@ -37,9 +42,9 @@ public:
     /// 0: any free port.
     uint16_t port = 0;
     run_secret secret;
-    /// @returns the encoded status of the run. Called on the thread of the
-    /// port, which it may block while a client waits.
-    std::function<bytes()> collect;
+    /// @returns the encoded answer. Called on the thread of the port, which it
+    /// may block while a client waits.
+    std::function<bytes(inspection_question)> collect;
     /// Maximum number of connections; at the limit the oldest one is closed.
     size_t client_limit = 16;
     /// Answers per second.

@@ -2,6 +2,7 @@
 
 #include "actors/protocol/inspect_messages.hpp"
 #include "transport/bytes.hpp"
+#include "transport/flight/flight_event.hpp"
 
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>
@@ -13,6 +14,7 @@ namespace smp {
 inspection_service::inspection_service(caf::actor_system& system,
                                        inspector_config config)
   : system_(system),
+    world_size_(config.world_size),
     actor_(system.spawn<caf::detached>(inspector, std::move(config))) {
   // nop
 }
@@ -30,19 +32,46 @@ const inspection_entry& inspection_service::open() {
     return entry_;
   inspection_port::options x;
   x.secret = run_secret::make();
-  x.collect = [this] { return collect(); };
+  x.collect = [this](inspection_question y) { return collect(y); };
   auto secret = x.secret;
   port_ = std::make_unique<inspection_port>(std::move(x));
   return entry_ = entry_of_this_process(port_->port(), secret);
 }
 
-inspection_port::bytes inspection_service::collect() {
+inspection_port::bytes inspection_service::collect(inspection_question x) {
+  using enum inspection_question;
+  if (x == events)
+    return collect(flight_query::kind::last);
+  if (x == begin_trace)
+    return collect(flight_query::kind::begin_trace);
+  if (x == finish_trace)
+    return collect(flight_query::kind::finish_trace);
   byte_writer result;
   caf::scoped_actor self{system_};
   // The INSPECTOR has a deadline of its own.
   self->request(actor_, caf::infinite, inspect_atom_v)
     .receive([&](const run_status& x) { result.put(x); },
              [](const caf::error&) {});
+  return result.take();
+}
+
+inspection_port::bytes inspection_service::collect(flight_query::kind what) {
+  // Names and headers need room, too.
+  flight_query query{what, inspection_answer_limit / 2 / sizeof(flight_event)
+                             / world_size_};
+  byte_writer result;
+  caf::scoped_actor self{system_};
+  self->request(actor_, caf::infinite, query)
+    .receive(
+      [&](const std::vector<std::string>& x) {
+        size_t size = 0;
+        std::vector<std::string> fitting;
+        for (auto& y : x)
+          if ((size += y.size()) < inspection_answer_limit - 4096)
+            fitting.push_back(y);
+        result.put(fitting);
+      },
+      [&](const caf::error&) { result.put(std::vector<std::string>{}); });
   return result.take();
 }
 

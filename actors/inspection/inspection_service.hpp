@@ -3,6 +3,7 @@
 #include "actors/inspection/entry_file.hpp"
 #include "actors/inspection/inspection_port.hpp"
 #include "actors/inspection/inspector.hpp"
+#include "actors/protocol/flight_query.hpp"
 
 #include <memory>
 
@@ -25,9 +26,11 @@ public:
   const inspection_entry& open();
 
 private:
-  inspection_port::bytes collect();
+  inspection_port::bytes collect(inspection_question x);
+  inspection_port::bytes collect(flight_query::kind x);
 
   caf::actor_system& system_;
+  const uint64_t world_size_;
   inspector_actor actor_;
   inspection_entry entry_;
   std::unique_ptr<inspection_port> port_;

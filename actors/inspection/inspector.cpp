@@ -102,6 +102,32 @@ caf::result<run_status> inspector_state::collect() {
   return result;
 }
 
+caf::result<std::vector<std::string>>
+inspector_state::collect(const flight_query& query) {
+  auto x = std::make_shared<flight_collection>();
+  x->promise = self->make_response_promise<std::vector<std::string>>();
+  auto result = x->promise;
+  auto one_less = [x] {
+    if (--x->missing == 0)
+      x->promise.deliver(std::move(x->images));
+  };
+  for (auto& [rank, y] : ranks)
+    x->missing += y.failed ? 0 : 1;
+  if (x->missing == 0)
+    result.deliver(std::vector<std::string>{});
+  for (auto& [rank, y] : ranks)
+    if (!y.failed)
+      self->request(y.actor, config.answer_limit, query)
+        .then(
+          [x, one_less](std::string& image) {
+            if (!image.empty())
+              x->images.push_back(std::move(image));
+            one_less();
+          },
+          [one_less](const caf::error&) { one_less(); });
+  return result;
+}
+
 void inspector_state::finish(const collection_ptr& x) {
   if (collections.erase(x) > 0)
     x->promise.deliver(result(x->missing));
@@ -214,6 +240,7 @@ inspector_actor::behavior_type inspector(inspector_state::pointer self,
     [self](rank_id x, const rank_watch_actor& hdl) { self->state.add(x, hdl); },
     [self](const stall_monitor_actor& x) { self->state.monitor = x; },
     [self](inspect_atom) { return self->state.collect(); },
+    [self](const flight_query& x) { return self->state.collect(x); },
   };
 }
 

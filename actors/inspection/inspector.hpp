@@ -54,9 +54,18 @@ struct inspector_state {
   };
   using collection_ptr = std::shared_ptr<collection>;
 
+  /// The same for events.
+  struct flight_collection {
+    size_t missing = 0;
+    std::vector<std::string> images;
+    caf::typed_response_promise<std::vector<std::string>> promise;
+  };
+
   void add(rank_id x, const rank_watch_actor& hdl);
 
   caf::result<run_status> collect();
+
+  caf::result<std::vector<std::string>> collect(const flight_query& x);
 
   void ask_rank(uint64_t x);
   void ask_supervisor();

@@ -130,7 +130,9 @@ using rank_watch_actor = caf::typed_actor<
   // Replies with what the rank executes and waits for.
   caf::result<rank_view>(status_atom),
   // Replies with all its actors report, for clients outside the run.
-  caf::result<rank_status>(inspect_atom)>;
+  caf::result<rank_status>(inspect_atom),
+  // Replies with an image of its events (transport/flight/), for the same.
+  caf::result<std::string>(flight_query)>;
 
 /// STALL MONITOR: polls all ranks for progress.
 using stall_monitor_actor = caf::typed_actor<
@@ -147,7 +149,9 @@ using inspector_actor = caf::typed_actor<
   // From the SUPERVISOR: the actor that searches for stalls.
   caf::result<void>(stall_monitor_actor),
   // Replies with what ranks and actors answer within a deadline.
-  caf::result<run_status>(inspect_atom)>;
+  caf::result<run_status>(inspect_atom),
+  // Replies with the images of those ranks that answer within a deadline.
+  caf::result<std::vector<std::string>>(flight_query)>;
 
 /// SUPERVISOR: gathers the ranks of a run and tells all when one is lost.
 using supervisor_actor = caf::typed_actor<

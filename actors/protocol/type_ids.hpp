@@ -6,11 +6,15 @@
 // may be sent inside a process only. Between ranks they travel through the
 // fabric (actors/protocol/wire.hpp); CAF refuses to write them to a socket.
 
+#include "actors/protocol/flight_query.hpp"
 #include "actors/protocol/inspect_messages.hpp"
 #include "actors/protocol/messages.hpp"
 
 #include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/type_id.hpp>
+
+#include <string>
+#include <vector>
 
 namespace smp {
 
@@ -92,4 +96,6 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp_inspection, caf::first_custom_type_id + 60)
   CAF_ADD_TYPE_ID(smp_inspection, (smp::rank_status))
   CAF_ADD_TYPE_ID(smp_inspection, (smp::run_status))
   CAF_ADD_ATOM(smp_inspection, smp, inspect_atom)
+  CAF_ADD_TYPE_ID(smp_inspection, (smp::flight_query))
+  CAF_ADD_TYPE_ID(smp_inspection, (std::vector<std::string>))
 CAF_END_TYPE_ID_BLOCK(smp_inspection)

@@ -17,9 +17,11 @@ executor::~executor() = default;
 // -- MODULE SERVER ------------------------------------------------------------
 
 void executor::attach(context_id id,
-                      std::shared_ptr<const server_handle> server) {
+                      std::shared_ptr<const server_handle> server,
+                      flight_record* record) {
   id_ = id;
   server_ = std::move(server);
+  record_ = record;
 }
 
 failure executor::start(request x) {
@@ -84,9 +86,11 @@ std::function<void()> executor::teller_of_reached() const {
 
 response executor::park(call x) {
   begin_call(x.kind, x.kind == call_kind::remote ? x.owner : x.why.from);
+  note(flight_kind::parked, &x);
   switch_out();
   leave(std::move(x));
   pause();
+  note(flight_kind::resumed);
   auto result = take_response();
   switch_in(result.error);
   return result;
@@ -121,11 +125,40 @@ void executor::finish(outcome x) {
     ++view_.served;
     view_.slot = nullptr;
   }
+  note(flight_kind::ended);
   run_here idle;
   tell(finished{id_, std::move(x)});
 }
 
 // -- helpers ------------------------------------------------------------------
+
+// Only the thread of the execution changes `view_.current` while it runs.
+void executor::note(flight_kind kind, const call* waits_for) const {
+  if (record_ == nullptr)
+    return;
+  auto& current = view_.current;
+  flight_event x;
+  x.kind = kind;
+  x.number = current.id.number;
+  x.origin = static_cast<uint32_t>(current.id.origin.value);
+  x.step = static_cast<uint32_t>(current.step.value);
+  x.microbatch = static_cast<uint32_t>(current.microbatch.value);
+  x.what = current.what;
+  x.name = static_cast<uint32_t>(current.module.value);
+  x.context = static_cast<uint32_t>(id_.value);
+  if (waits_for != nullptr) {
+    auto& y = *waits_for;
+    auto asks = y.kind == call_kind::remote;
+    x.what = y.what;
+    x.name = asks ? static_cast<uint32_t>(y.module.value)
+             : y.kind == call_kind::grant
+               ? record_->name("the grant of the backward phase")
+               : record_->name(y.why);
+    if (auto from = asks ? std::optional{y.owner} : y.why.from)
+      x.peer = static_cast<uint32_t>(from->value);
+  }
+  record_->note(x);
+}
 
 // @pre holds mutex_
 bool executor::move(context_state from, context_state to) {

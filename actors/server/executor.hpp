@@ -5,6 +5,7 @@
 
 #include "actors/board/context_view.hpp"
 #include "actors/protocol/request.hpp"
+#include "transport/flight/flight_record.hpp"
 
 #include <atomic>
 #include <functional>
@@ -38,7 +39,9 @@ public:
 
   /// Makes this run the requests of `id`, before it gets the first one.
   /// @param server is told what happens; null: nobody
-  void attach(context_id id, std::shared_ptr<const server_handle> server);
+  /// @param record notes it, and outlives this; null: none
+  void attach(context_id id, std::shared_ptr<const server_handle> server,
+              flight_record* record = nullptr);
 
   /// Begins a request (IDLE -> EXECUTING).
   /// @returns an error (internal) if the context is in another state, or ended
@@ -117,6 +120,7 @@ protected:
   call_slot* slot() const;
 
   request take_request() {
+    note(flight_kind::executes);
     return std::move(request_);
   }
 
@@ -136,6 +140,7 @@ protected:
 
 private:
   bool move(context_state from, context_state to);
+  void note(flight_kind kind, const call* waits_for = nullptr) const;
   failure refusal() const;
   void give_up();
 
@@ -144,6 +149,7 @@ private:
 
   context_id id_;
   std::shared_ptr<const server_handle> server_; // null once closed
+  flight_record* record_ = nullptr;
   request request_;
   response response_;
   std::atomic<bool> closing_ = false;

@@ -38,8 +38,10 @@ void module_server_state::start(context_id ctx, request x) {
   auto& to = contexts[ctx];
   if (!to.code) {
     to.code = options.services->make_executor();
-    to.code->attach(ctx, std::make_shared<server_handle>(
-                           server_handle{module_server_actor{self}}));
+    to.code->attach(
+      ctx,
+      std::make_shared<server_handle>(server_handle{module_server_actor{self}}),
+      &options.board->record());
     // The board may outlive the context.
     options.board->add(ctx, [code = std::weak_ptr{to.code}] {
       auto x = code.lock();

@@ -139,6 +139,7 @@ void server_core::shut_down() {
 // -- messages -----------------------------------------------------------------
 
 void server_core::receive(request x) {
+  note_arrival(x);
   accept(std::move(x));
   pump();
 }
@@ -194,6 +195,7 @@ void server_core::receive(response x) {
   }
   if (auto why = refusal(i->second))
     x = {x.id, {}, std::move(why)};
+  note_reply(i->second, x);
   if (recorder_ && !x.error && i->second.kind == call_kind::grant)
     recorder_->admitted(
       {contexts_.at(i->second.context).current->microbatch, phase::backward});
@@ -335,7 +337,7 @@ void server_core::suspend(context_id ctx, call x) {
   switch (x.kind) {
     case call_kind::remote:
     case call_kind::promise: // never here: see `issue`
-      noted().ask(x.owner, request_of(entry_of_context, id.number, x));
+      ask(ctx, x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
       // Its promises run on other ranks, which may be idle until its backward
@@ -416,6 +418,7 @@ void server_core::fail(const failure& x) {
   if (failed_ || !open_)
     return;
   failed_ = x;
+  note_failure();
   recorder_.reset();
   if (replay_)
     replay_->diverge(); // what unwinds does not follow the record
@@ -476,8 +479,10 @@ void server_core::reply(response x) {
   if (closing_ && x.id.origin != self()
       && x.error.code == error_code::cancelled)
     x.error.code = error_code::rank_down;
-  if (dead_.count(x.id.origin) == 0)
-    noted().answer(std::move(x));
+  if (dead_.count(x.id.origin) > 0)
+    return;
+  note_answer(x);
+  noted().answer(std::move(x));
 }
 
 void server_core::check_over() {

@@ -319,6 +319,15 @@ private:
 
   enum class hold : uint8_t { none, in_line, held };
 
+  // What happened, for readers after the fact.
+  void note(flight_kind kind, const request& x, rank_id peer = no_rank,
+            uint64_t bytes = 0, context_id ctx = {});
+  void note_arrival(const request& x);
+  void note_reply(const pending_call& of, const response& x);
+  void note_answer(const response& x);
+  void note_failure();
+  void ask(context_id ctx, rank_id owner, request x);
+
   /// @returns where to send what counts as progress of the rank
   server_output& noted() {
     options_.board.note();

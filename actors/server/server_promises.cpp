@@ -43,7 +43,7 @@ void server_core::issue(context_id ctx, call x) {
   pending_.emplace(id, pending_call{ctx, x.kind, x.what, x.answer});
   if (recorder_)
     recorder_->called(pos->second.current->id, id, x);
-  noted().ask(x.owner, request_of(pos->second, x.number, x));
+  ask(ctx, x.owner, request_of(pos->second, x.number, x));
   pos->second.promises[x.owner] = x.number;
 }
 

@@ -43,6 +43,9 @@ rank_watch(rank_watch_actor::stateful_pointer<rank_watch_state>,
     [status = rank.status](inspect_atom) {
       return status ? status() : rank_status{};
     },
+    [flight = rank.flight](const flight_query& x) {
+      return flight ? flight(x) : std::string{};
+    },
   };
 }
 

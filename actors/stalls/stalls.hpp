@@ -4,6 +4,7 @@
 
 #include "actors/inspection/entry_file.hpp"
 #include "actors/protocol/actor_host.hpp"
+#include "actors/protocol/flight_query.hpp"
 #include "actors/protocol/rank_view.hpp"
 #include "actors/protocol/run_status.hpp"
 #include "actors/stalls/stall_judge.hpp"
@@ -23,6 +24,8 @@ struct watched_rank {
   std::function<rank_view()> view;
   /// For clients outside the run.
   std::function<rank_status()> status;
+  /// @returns an image of events, or nothing
+  std::function<std::string(const flight_query&)> flight;
   /// The run is stalled, as the text says, but continues.
   std::function<void(const std::string&)> report;
   /// The run is stalled and must end.

@@ -1,11 +1,17 @@
 #include "apps/report/run_source.hpp"
 
+#include "actors/flight/trace_file.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <thread>
 #include <utility>
 
 namespace smp::app {
@@ -123,6 +129,83 @@ run_look run_source::look(std::chrono::milliseconds patience) {
   look_at_files(result);
   if (entry && !result.files.exit_code)
     result.text += fmt::format("; its process {} was killed", entry->pid);
+  return result;
+}
+
+namespace {
+
+/// For large answers of busy ranks.
+constexpr std::chrono::seconds events_limit{10};
+
+/// Adds the records that a run left of ranks that are not in `to`.
+void add_left_records(const std::string& run_dir, std::vector<flight_log>& to) {
+  std::error_code ignored;
+  for (auto& file : std::filesystem::directory_iterator{run_dir, ignored}) {
+    auto name = file.path().filename().string();
+    if (!name.starts_with("flight-") || name.ends_with(".part"))
+      continue;
+    std::ifstream in{file.path(), std::ios::binary};
+    std::string bytes{std::istreambuf_iterator<char>{in}, {}};
+    try {
+      auto log = read_flight_image(std::as_bytes(std::span{bytes}));
+      auto is_it = [&](auto& x) { return x.rank == log.rank; };
+      if (std::ranges::none_of(to, is_it))
+        to.push_back(std::move(log));
+    } catch (const error& e) {
+      throw error{e.code(), file.path().string() + ": " + e.cause().text};
+    }
+  }
+  std::ranges::sort(to, {}, &flight_log::rank);
+}
+
+} // namespace
+
+std::vector<flight_log> run_source::events(const run_look& now) {
+  std::vector<flight_log> result;
+  if (now.status && client_)
+    result = client_->events(events_limit);
+  if (!address_)
+    add_left_records(place_, result);
+  return result;
+}
+
+std::vector<flight_log> run_source::trace(const run_look& now, uint64_t steps,
+                                          std::chrono::seconds limit) {
+  if (!now.status || !client_)
+    throw config_error(place_ + ": only a run that answers can be traced; what "
+                                "its ranks did last: smp-inspect RUN flight");
+  client_->begin_trace(events_limit);
+  const auto begin = now.status->ranks;
+  const auto end = std::chrono::steady_clock::now() + limit;
+  // The step that runs now is not seen from its beginning.
+  auto is_done = [&](const run_status& x) {
+    for (size_t i = 0; i < x.ranks.size(); ++i)
+      if (is_well(x.ranks[i].health)
+          && x.ranks[i].status.step.value
+               <= begin[i].status.step.value + steps + 1)
+        return false;
+    return true;
+  };
+  while (!is_done(client_->ask(events_limit))) {
+    if (std::chrono::steady_clock::now() > end) {
+      client_->finish_trace(events_limit);
+      throw error{error_code::stalled,
+                  fmt::format("{}: {} steps are not over after {} s; trace "
+                              "fewer, or give more time with --limit",
+                              place_, steps, limit.count())};
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds{100});
+  }
+  auto result = client_->finish_trace(events_limit);
+  auto [first, last] = complete_steps(result);
+  if (last == 0)
+    throw error{error_code::stalled,
+                place_ + ": no step was seen from its beginning to its end on "
+                         "all ranks"};
+  first = last - first >= steps ? last - static_cast<uint32_t>(steps) + 1
+                                : first;
+  for (auto& x : result)
+    keep_steps(x, first, last);
   return result;
 }
 

@@ -48,6 +48,21 @@ public:
   ///        answer in time although its process runs: the machine is busy
   run_look look(std::chrono::milliseconds patience = {});
 
+  /// @param now what the last look found
+  /// @returns the events of those ranks that answer, and of others what the run
+  /// directory has; none if the run left none
+  /// @throws error (transport) if the run does not answer in time, (protocol)
+  /// if a file is damaged
+  std::vector<flight_log> events(const run_look& now);
+
+  /// Lets the ranks of a live run keep all events for some whole steps.
+  /// @param now what the last look found
+  /// @returns them, without others
+  /// @throws error (config) if the run is not live, (stalled) if the steps are
+  /// not over within `limit`
+  std::vector<flight_log> trace(const run_look& now, uint64_t steps,
+                                std::chrono::seconds limit);
+
   const std::string& place() const noexcept {
     return place_;
   }

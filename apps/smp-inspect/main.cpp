@@ -1,7 +1,9 @@
 // smp-inspect: asks a run what its actors do. Argument parsing and printing;
 // what is asked and how it is shown is in apps/report/.
 
+#include "actors/flight/trace_file.hpp"
 #include "apps/report/exit_codes.hpp"
+#include "apps/report/flight_report.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
 #include "transport/error.hpp"
@@ -12,6 +14,7 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <fstream>
 #include <string>
 
 namespace smp::app {
@@ -43,6 +46,10 @@ struct options {
   std::string place;
   std::string secret;
   std::string actor;
+  flight_selection flight;
+  uint64_t steps = 3;
+  uint64_t limit = 60; // seconds
+  std::string output;
   bool json = false;
 };
 
@@ -74,7 +81,50 @@ answer answer_of(const std::string& command, const options& x,
   return {"actor", to_json(*actor), *actor_text(status, x.actor)};
 }
 
+/// What ranks did last, of a run that answers or of one that has ended.
+int show_flight(const options& x) {
+  run_source source{x.place, x.secret};
+  auto look = source.look(patience);
+  auto logs = source.events(look);
+  if (logs.empty())
+    throw config_error(x.place + ": no rank answers, and there is no record of "
+                                 "what ranks did last: runs leave one if they "
+                                 "fail, stall or get SIGQUIT");
+  if (x.json) {
+    auto result = head_json(x.place, look);
+    result["flight"] = flight_json(logs, x.flight);
+    print(result.dump(2) + '\n');
+  } else {
+    print(state_text(x.place, look) + '\n' + flight_text(logs, x.flight));
+  }
+  return code_of(look);
+}
+
+int trace_run(const options& x) {
+  run_source source{x.place, x.secret};
+  auto look = source.look(patience);
+  fmt::print(stderr, "smp-inspect: tracing {} steps of {}\n", x.steps, x.place);
+  auto logs = source.trace(look, x.steps, std::chrono::seconds{x.limit});
+  auto [first, last] = complete_steps(logs);
+  auto path = x.output;
+  if (path.empty())
+    path = fmt::format("trace-{}-{}.json", first, last);
+  std::ofstream out{path};
+  write_trace(out, logs);
+  if (!out.flush())
+    throw config_error(fmt::format("{}: cannot be written", path));
+  print(
+    fmt::format("steps {} to {} of {} ranks are in {}, which "
+                "ui.perfetto.dev shows\n",
+                first, last, logs.size(), path));
+  return code_of(look);
+}
+
 int inspect_run(const std::string& command, const options& x) {
+  if (command == "flight")
+    return show_flight(x);
+  if (command == "trace")
+    return trace_run(x);
   run_source source{x.place, x.secret};
   auto look = source.look(patience);
   if (x.json) {
@@ -117,6 +167,23 @@ int run(int argc, char** argv) {
     ->required();
   add("waits", "Who waits for whom, and who is at the end of the chain");
   add("comm", "What ranks sent to each other");
+  auto* flight = add("flight",
+                     "What ranks did last; also of a run that failed");
+  flight->add_option("--last", x.flight.last, "So many events")
+    ->capture_default_str();
+  flight->add_option("--rank", x.flight.rank, "Of this rank only");
+  auto* trace = app.add_subcommand(
+    "trace",
+    "Keep all events of the next steps, in a file for ui.perfetto.dev");
+  trace->set_help_flag("-h,--help", "Print this and exit");
+  trace->add_option("--steps", x.steps, "So many")
+    ->capture_default_str()
+    ->check(CLI::Range(1, 1000));
+  trace->add_option("--output", x.output, "Default: trace-FIRST-LAST.json")
+    ->type_name("FILE");
+  trace->add_option("--limit", x.limit, "Seconds until it gives up, at most 60")
+    ->capture_default_str()
+    ->check(CLI::Range(1, 60));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -294,6 +294,8 @@ save_checkpoint(const std::string& path, uint64_t step,
     throw error{error_code::unsupported,
                 "save_checkpoint before the partition: make a step first, or "
                 "call model.partition()"};
+  flight_activity noted{session::current().internals().board().record(),
+                        "checkpoint"};
   auto begin = clock::now();
   saved_checkpoint result;
   with_weights(optimizers, [&] {

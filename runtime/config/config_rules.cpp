@@ -165,6 +165,19 @@ public:
     idle("train.eval_steps", x_.train.eval_steps != none.train.eval_steps);
   }
 
+  void check_trace() {
+    auto& trace = x_.smp.trace;
+    auto steps = parse_traced_steps(trace);
+    if (!steps)
+      add({"monitor.trace"},
+          fmt::format("monitor.trace = \"{}\" names no steps; write such as "
+                      "\"10\" or \"10-12\", from 1",
+                      trace));
+    else if (x_.train.steps > 0 && steps->second > x_.train.steps)
+      add("monitor.trace", "goes beyond", "train.steps",
+          "name steps of the run");
+  }
+
   void check_steps() {
     if (!x_.train.init_prefix.empty() && x_.train.init_from.empty())
       add("train.init_prefix", "has no effect without", "train.init_from",
@@ -441,6 +454,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_data();
   rules.check_fixed_batch();
   rules.check_steps();
+  rules.check_trace();
   rules.check_averages();
   rules.check_precision();
   rules.check_checkpoints();

@@ -321,6 +321,12 @@ const std::vector<config_key> run_table = {
               "true deadlock always ends it at once",
    .choices = {"report", "end"},
    .local = true},
+  {.name = "monitor.trace",
+   .slot = SMP_SLOT(smp.trace),
+   .meaning = "steps, such as \"10\" or \"10-12\", of which RUN_DIR/trace.json "
+              "shows what each rank did when (docs/inspect.md#traces)",
+   .fallback = "none",
+   .elsewhere = {"profiler", "profile_steps", "wall_clock_breakdown"}},
 };
 
 } // namespace

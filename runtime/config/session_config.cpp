@@ -1,6 +1,7 @@
 #include "runtime/config/session_config.hpp"
 
 #include <charconv>
+#include <tuple>
 
 namespace smp {
 
@@ -9,6 +10,25 @@ uint64_t effective_active_microbatches(const session_config& x,
   return x.active_microbatches.value_or(default_active_microbatches(
     x.pipeline, microbatches, x.pipeline_parallel_degree,
     x.tensor_parallel_degree));
+}
+
+std::optional<std::pair<uint64_t, uint64_t>>
+parse_traced_steps(const std::string& x) {
+  if (x.empty())
+    return std::pair<uint64_t, uint64_t>{0, 0};
+  auto* end = x.data() + x.size();
+  std::pair<uint64_t, uint64_t> result;
+  auto [stopped, wrong] = std::from_chars(x.data(), end, result.first);
+  result.second = result.first;
+  if (wrong == std::errc{} && stopped != end && *stopped == '-')
+    std::tie(stopped, wrong) = [&] {
+      auto y = std::from_chars(stopped + 1, end, result.second);
+      return std::pair{y.ptr, y.ec};
+    }();
+  if (wrong != std::errc{} || stopped != end || result.first == 0
+      || result.second < result.first)
+    return std::nullopt;
+  return result;
 }
 
 std::optional<uint64_t> checkpointed_together(std::string_view strategy) {

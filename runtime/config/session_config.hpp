@@ -137,6 +137,9 @@ struct session_config {
   double stall_timeout = 60;
   /// What follows a report of a long wait: "report" goes on, "end" ends.
   std::string on_stall = "report";
+  /// Steps whose trace is written to the run directory, from 1: "10", or
+  /// "10-12"; empty: none.
+  std::string trace = {};
   uint64_t seed = 1;
   /// Kernel threads per rank; 0: its share of the cores that it and the other
   /// ranks on this machine may use, at least 1.
@@ -164,6 +167,11 @@ struct session_config {
 /// beside the others must have its default.
 /// @throws error (config) naming the keys, one line for each error
 void validate(const session_config& x);
+
+/// @returns the first and the last step of "10-12" or "10"; {0, 0} for an empty
+/// text, nothing if it is no such text
+std::optional<std::pair<uint64_t, uint64_t>>
+parse_traced_steps(const std::string& x);
 
 /// @returns `x` with each key that has no effect beside the others set to its
 /// default, for code that changes what a user wrote

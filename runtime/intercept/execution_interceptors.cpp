@@ -1,6 +1,8 @@
 #include "runtime/intercept/execution_interceptors.hpp"
 
 #include "actors/board/call_slot.hpp"
+#include "actors/board/rank_board.hpp"
+#include "actors/server/executor.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "runtime/base/here.hpp"
 #include "runtime/base/rank_context.hpp"
@@ -113,16 +115,37 @@ private:
 class activity_interceptor final : public call_interceptor {
 public:
   void enter(const intercepted_call& x) override {
-    if (auto* slot = slot_of(x))
+    if (auto* slot = slot_of(x)) {
       slot->enter(*x.module);
+      trace(flight_kind::module_begins, *x.module);
+    }
   }
 
   void leave(const intercepted_call& x, bool) override {
-    if (auto* slot = slot_of(x))
+    if (auto* slot = slot_of(x)) {
       slot->leave();
+      trace(flight_kind::module_ends, *x.module);
+    }
   }
 
 private:
+  static void trace(flight_kind kind, module_id module) {
+    auto* call = running_call::current();
+    if (call == nullptr)
+      return;
+    auto& record = call->rank().board().record();
+    if (!record.tracing())
+      return;
+    flight_event x;
+    x.kind = kind;
+    x.name = static_cast<uint32_t>(module.value);
+    x.step = static_cast<uint32_t>(call->step().value);
+    x.microbatch = static_cast<uint32_t>(call->microbatch().value);
+    x.what = call->in_backward() ? phase::backward : phase::forward;
+    x.context = static_cast<uint32_t>(call->executor().id().value);
+    record.note(x);
+  }
+
   /// A served request is already on the board, as a whole.
   static call_slot* slot_of(const intercepted_call& x) {
     return x.module && (!x.served || x.part) ? here::of_thread().slot : nullptr;

@@ -3,6 +3,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/run_outcome.hpp"
+#include "runtime/launch/shared_flights.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/process/limits.hpp"
 
@@ -129,7 +130,7 @@ bool told_by_others(error_code x) {
 void end_on_uncaught_errors() {
   // Programs that a rank starts must not inherit these.
   for (auto* name : {last_words_variable, unwritten_words_variable,
-                     progress_descriptor_variable})
+                     progress_descriptor_variable, flight_descriptor_variable})
     if (auto* fd = std::getenv(name))
       ::fcntl(std::atoi(fd), F_SETFD, FD_CLOEXEC);
   if (std::get_terminate() != on_terminate)

@@ -12,6 +12,7 @@
 #include "runtime/launch/run_dir.hpp"
 #include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/secret_handover.hpp"
+#include "runtime/launch/shared_flights.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/process/control_group.hpp"
 #include "runtime/process/limits.hpp"
@@ -61,6 +62,8 @@ struct launch_place {
   network_choice network;
   /// Through it the ranks report how far they came.
   file_descriptor progress;
+  /// Where they note what they do.
+  file_descriptor flights;
   /// Why its ranks must not share memory through files; unset: they may.
   std::optional<std::string> no_shared_memory;
 
@@ -109,6 +112,7 @@ launch_place find_place(const launch_options& x) {
       result.log_dir = told.note;
   }
   result.run_id = run_id_of(result.secret);
+  result.flights = flight_descriptor(result.ranks);
   result.no_shared_memory = no_room_for_shared_memory(shared_memory_folder(),
                                                       result.ranks);
   return result;
@@ -129,6 +133,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result["SMP_RUN_ID"] = place.run_id;
   result[secret_descriptor_variable] = std::to_string(secret);
   result[progress_descriptor_variable] = std::to_string(place.progress.get());
+  result[flight_descriptor_variable] = std::to_string(place.flights.get());
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
   result[run_dir_variable] = place.log_dir;
@@ -195,6 +200,16 @@ void print_cause(const process_group::result& x, const launch_place& place) {
   print_stderr("{}\n", line);
 }
 
+/// For later reading: what the ranks here did last.
+void write_flights(const launch_place& place) {
+  if (place.log_dir.empty())
+    return;
+  auto why = write_flights(place.log_dir, place.flights.get(),
+                           rank_id{place.first_rank}, place.ranks);
+  if (!why.empty())
+    print_stderr("smp: cannot write what ranks did last: {}\n", why);
+}
+
 std::string stall_path(const std::string& log_dir) {
   return log_dir + "/stall.json";
 }
@@ -224,6 +239,8 @@ std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
   make_run_dir(x.log_dir, {});
   for (auto& left : {end_path(x.log_dir), stall_path(x.log_dir)})
     std::remove(left.c_str()); // of an earlier run
+  for (uint64_t i = 0; i < x.ranks; ++i)
+    std::remove(flight_path(x.log_dir, rank_id{i}).c_str());
   return std::make_unique<published_entry>(
     x.log_dir, x.ranks > 1 ? supervisor.open_inspection()
                            : entry_of_this_process(0, run_secret::make()));
@@ -250,7 +267,7 @@ process_group::options group_options(const launch_options& x,
   };
   result.verdict = x.verdict;
   result.blocked_signal = x.blocked_signal;
-  result.inherited = {secret, place.progress.get()};
+  result.inherited = {secret, place.progress.get(), place.flights.get()};
   result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
   result.grace = x.grace;
   result.interrupt_grace = x.interrupt_grace;
@@ -327,6 +344,7 @@ supervisor_host::options supervision_of(const launch_options& x,
   result.on_stall = [&](const stall_report& y) {
     if (!place.log_dir.empty())
       write_stall(y, place.log_dir);
+    write_flights(place);
     if (y.ends)
       group.end({error_code::stalled, no_rank, {}, y.text}, code_stalled);
     else if (!tells_stalls(y))
@@ -384,6 +402,14 @@ int launch(const launch_options& x) {
   auto handed_over = secret_descriptor(place.secret);
   auto options = group_options(x, place, handed_over.get());
   rank_reports reports;
+  options.on_quit = [&] {
+    write_flights(place);
+    if (!place.log_dir.empty())
+      print_stderr(
+        "smp: SIGQUIT: what each rank did last is in {}; "
+        "smp-inspect {} flight shows it\n",
+        flight_path(place.log_dir, rank_id{place.first_rank}), place.log_dir);
+  };
   options.on_failure = [&](const failure& cause) { reports.down(cause); };
   options.on_result = [&](const failure& early) { reports.result(early); };
   options.on_stop = [&](rank_id y, bool stopped) { reports.stop(y, stopped); };
@@ -412,6 +438,8 @@ int launch(const launch_options& x) {
   place_early_end(result, place);
   if (result.cause || result.interrupted)
     remove_dead_segments(shared_memory_folder(), begin);
+  if (result.cause)
+    write_flights(place);
   if (!place.log_dir.empty()) {
     for (auto pid : group.pids())
       remove_leftovers(place.log_dir, pid);

@@ -44,7 +44,7 @@ process_group::process_group(options x) : options_(std::move(x)) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   // Before the first child, so that no end is missed.
   signals_.add(SIGCHLD);
-  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2})
+  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
     if (!is_ignored(number))
       signals_.add(number);
   // Who waits for this to handle them has blocked them.
@@ -234,6 +234,8 @@ void process_group::on_signal(int number) {
     reap_all();
   else if (number == SIGUSR1 || number == SIGUSR2)
     pass_on(number);
+  else if (number == SIGQUIT)
+    options_.on_quit();
   else
     on_interrupt();
 }

@@ -78,6 +78,8 @@ public:
     /// @returns ", as ...": why a process was killed by SIGKILL, if the kernel
     /// tells; called in `run`.
     std::function<std::string()> why_killed;
+    /// Called in `run` at SIGQUIT (Ctrl-\): after it, the run goes on.
+    std::function<void()> on_quit = [] {};
     /// Called in `run` when a signal stops or continues a process.
     std::function<void(rank_id, bool stopped)> on_stop;
   };

@@ -25,12 +25,17 @@ bool make_directories(const std::filesystem::path& path) {
   return made;
 }
 
-/// @returns whether this is the name of a rank's log: "log-12.txt"
-bool is_log(const std::string& name) {
-  uint64_t rank = 0;
-  int end = 0;
-  return std::sscanf(name.c_str(), "log-%" SCNu64 ".txt%n", &rank, &end) == 1
-         && static_cast<size_t>(end) == name.size();
+/// @returns whether this is the name of a file of a rank: "log-12.txt",
+/// "flight-12"
+bool is_of_rank(const std::string& name) {
+  for (auto* form : {"log-%" SCNu64 ".txt%n", "flight-%" SCNu64 "%n"}) {
+    uint64_t rank = 0;
+    int end = 0;
+    if (std::sscanf(name.c_str(), form, &rank, &end) == 1
+        && static_cast<size_t>(end) == name.size())
+      return true;
+  }
+  return false;
 }
 
 } // namespace
@@ -55,7 +60,7 @@ void remove_launcher_files(const std::string& path) {
   std::error_code ignored;
   for (auto& x : std::filesystem::directory_iterator{path, ignored})
     if (auto name = x.path().filename().string();
-        name == "end.json" || name == "stall.json" || is_log(name))
+        name == "end.json" || name == "stall.json" || is_of_rank(name))
       std::filesystem::remove(x.path(), ignored);
 }
 

@@ -335,6 +335,7 @@ void distributed_optimizer::parts::look_at_gradients(const rank_runtime& rank) {
 bool distributed_optimizer::step() {
   auto& rank = session::current().internals();
   rank.check_alive();
+  flight_activity noted{rank.board().record(), "optimizer"};
   at::NoGradGuard no_grad;
   auto model = rank.state();
   if (!model)

@@ -86,7 +86,8 @@ rank_runtime::rank_runtime(parts x)
   : own_config_(std::move(x.config)),
     own_layout_(x.layout),
     own_device_(std::move(x.device)),
-    own_board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size)),
+    own_board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size,
+                                            std::move(x.record))),
     fabric_(std::make_shared<comm_fabric>(
       std::move(x.fabric), x.host, own_board_,
       options_of_stages(own_config_, own_device_.get()))),
@@ -94,7 +95,8 @@ rank_runtime::rank_runtime(parts x)
     token_(std::move(x.token)),
     own_exchange_(*fabric_),
     own_collectives_(*fabric_, {},
-                     own_device_ ? own_device_->copies() : nullptr),
+                     own_device_ ? own_device_->copies() : nullptr,
+                     &own_board_->record()),
     own_tensor_peers_(*this),
     own_objects_(*fabric_),
     own_offload_(make_offload(own_config_, fabric_->self(), own_device_.get())),
@@ -293,6 +295,10 @@ std::shared_ptr<model_state> rank_runtime::make_model(model_root root) {
     auto m = model.lock();
     return m ? m->map().name(x) : std::string{};
   });
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < state_->model().modules.size(); ++i)
+    paths.push_back(state_->map().name(module_id{i}));
+  own_board_->record().name_modules(paths);
   return state_;
 }
 

@@ -48,6 +48,8 @@ public:
     std::shared_ptr<execution_token> token;
     /// Null: the host.
     std::shared_ptr<rank_device> device = {};
+    /// Null: one in memory of its own.
+    std::shared_ptr<flight_record> record = {};
   };
 
   explicit rank_runtime(parts x);

@@ -14,6 +14,7 @@
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/secret_handover.hpp"
+#include "runtime/launch/shared_flights.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/launch/stopped_ranks.hpp"
 #include "runtime/process/control_group.hpp"
@@ -412,10 +413,12 @@ session::session(session_config config, std::string settings)
   parts.host = process_->host;
   parts.token = std::make_shared<execution_token>();
   parts.device = std::move(device);
+  parts.record = make_flight_record(rank_id{env.rank});
   parts.fabric = make_fabric(env, config, process_->network, process_->secret);
   parts.config = std::move(config);
   rank_ = std::make_shared<rank_runtime>(std::move(parts));
   rank_->set_owner(this);
+  rank_->steps().write_traces_to(env.run_dir);
   rank_->on_inspection([x = process_.get()] { return x->open_inspection(); });
   set_current(this);
   // All other processes of our launcher have a log of their own.

@@ -19,6 +19,34 @@ constexpr std::chrono::milliseconds answer_limit{300};
 
 } // namespace
 
+namespace {
+
+/// A client's trace of a rank; one at a time.
+constexpr std::chrono::seconds trace_life{60};
+
+std::string text_of(const std::vector<std::byte>& x) {
+  return {reinterpret_cast<const char*>(x.data()), x.size()};
+}
+
+/// @param trace the one that was begun last
+std::string answer(const flight_query& x, flight_record& record,
+                   std::shared_ptr<flight_trace>& trace) {
+  switch (x.what) {
+    case flight_query::kind::last:
+      return text_of(record.image(x.limit));
+    case flight_query::kind::begin_trace:
+      trace = record.trace(x.limit, trace_life);
+      return {};
+    case flight_query::kind::finish_trace:
+      break;
+  }
+  auto ended = std::exchange(trace, nullptr);
+  return ended ? text_of(record.image(ended->take(), ended->lost()))
+               : std::string{};
+}
+
+} // namespace
+
 std::weak_ptr<rank_runtime> weak_from(rank_runtime& x) {
   return std::static_pointer_cast<rank_runtime>(x.shared_from_this());
 }
@@ -69,6 +97,11 @@ watched_rank rank_runtime::watch() {
     rank_status ended;
     ended.view = board->view();
     return ended;
+  };
+  result.flight = [board = own_board_,
+                   trace = std::make_shared<std::shared_ptr<flight_trace>>()](
+                    const flight_query& x) {
+    return answer(x, board->record(), *trace);
   };
   result.report = [weak = weak_from(*this)](const std::string& x) {
     if (auto eng = weak.lock())

@@ -11,6 +11,7 @@
 #include "runtime/intercept/execution_interceptors.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "runtime/step/step_runner.hpp"
+#include "runtime/step/trace_recorder.hpp"
 #include "tp/tensor_group.hpp"
 
 #include <c10/core/AutogradState.h>
@@ -131,6 +132,7 @@ void executor_thread::run() {
       break;
     take_back();
     auto result = execute(take_request());
+    trace_memory(rank_);
     call_.end();
     switch_out();
     finish(std::move(result));

@@ -2,11 +2,10 @@
 
 #include "actors/schedule/user_schedule.hpp"
 #include "partition/schedule/promised_order.hpp"
+#include "runtime/process/allocated_bytes.hpp"
 #include "transport/error.hpp"
 
 #include <algorithm>
-
-#include <malloc.h>
 
 namespace smp {
 
@@ -26,12 +25,6 @@ bool takes_promises(const session_config& x) {
 }
 
 namespace {
-
-/// Bytes that this process has allocated and not freed.
-uint64_t allocated_bytes() {
-  auto x = ::mallinfo2();
-  return x.uordblks + x.hblkhd;
-}
 
 /// A pipeline as its ranks serve it, with waiting or promised calls.
 struct served_pipeline {

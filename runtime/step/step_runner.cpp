@@ -54,20 +54,53 @@ struct step_end_mark {
   rank_board& board;
 };
 
+/// Notes when the step begins and ends, for readers after the fact.
+class noted_step {
+public:
+  noted_step(const rank_context& rank, uint64_t number)
+    : rank_(rank), number_(number) {
+    note(flight_kind::step_begins);
+  }
+
+  ~noted_step() {
+    note(flight_kind::step_ends);
+  }
+
+  noted_step(const noted_step&) = delete;
+  noted_step& operator=(const noted_step&) = delete;
+
+private:
+  void note(flight_kind kind) {
+    flight_event x;
+    x.kind = kind;
+    x.step = static_cast<uint32_t>(number_);
+    rank_.board().record().note(x);
+    trace_memory(rank_);
+  }
+
+  const rank_context& rank_;
+  const uint64_t number_;
+};
+
 } // namespace
 
 std::vector<payload> step_runner::run_step(node& actors, model_state* model,
                                            const step_call& x, step_body body) {
-  auto microbatches = x.microbatches;
   if (running_call::current())
     throw error{error_code::unsupported, "a step inside a step"};
+  const auto number = take_number();
+  traces_.before(number);
   if (on_step_)
     on_step_(true);
+  auto microbatches = x.microbatches;
   if (model)
     prepare(*model, microbatches, body);
+  if (model && model->partitioned() && traces_.wants_plan())
+    traces_.plan(policies_.play(model->program(), microbatches, true));
   stats_ = {};
   // Once per step: a rerun draws the same numbers.
   ++rank_.counters().drawn_step;
+  std::optional<noted_step> noted{std::in_place, rank_, number};
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
   auto offloaded = offload_counts(rank_);
@@ -96,6 +129,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   end_step(model, verdict.why);
   report.error = verdict.why;
   auto took = std::chrono::steady_clock::now() - begin;
+  noted.reset();
   stats_.seconds = std::chrono::duration<double>(took).count();
   stats_.bytes_sent = fabric_.stats().bytes_sent - sent;
   auto now = offload_counts(rank_);
@@ -105,6 +139,15 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
     rank_.board().step_ended(1 - stats_.executing_seconds / stats_.seconds);
   if (report.error)
     throw error{report.error};
+  order_if_recorded(model, microbatches);
+  return std::move(report.values);
+}
+
+uint64_t step_runner::take_number() {
+  return numbered_ ? std::exchange(number_, 0) : ++number_;
+}
+
+void step_runner::order_if_recorded(model_state* model, uint64_t microbatches) {
   auto& records = rank_.records();
   if (auto note = records.note();
       records.fixed_order() && note.recorded
@@ -113,7 +156,6 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
       && stats_.ran_again.empty()
       && records.recorded_steps(note.key) > warm_up(model, microbatches))
     compute_order(model, microbatches, model && model->promises().learnt());
-  return std::move(report.values);
 }
 
 void step_runner::skip_step(model_state* model) {
@@ -124,6 +166,7 @@ void step_runner::skip_step(model_state* model) {
                 "skip() before the model is partitioned; if a replica may have "
                 "no samples at all, call the model's partition() on all ranks "
                 "before the first step"};
+  traces_.before(take_number());
   stats_ = {};
   ++rank_.counters().drawn_step; // as in the other replicas
   ++rank_.counters().backwards;

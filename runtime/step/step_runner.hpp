@@ -6,6 +6,7 @@
 #include "runtime/step/replicas.hpp"
 #include "runtime/step/step_call.hpp"
 #include "runtime/step/step_stats.hpp"
+#include "runtime/step/trace_recorder.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -37,7 +38,8 @@ public:
       policies_(policies),
       fabric_(fabric),
       token_(token),
-      replicas_(rank) {
+      replicas_(rank),
+      traces_(rank) {
     // nop
   }
 
@@ -60,7 +62,20 @@ public:
 
   /// See `replicas::leave`.
   void leave() {
+    traces_.finish();
     replicas_.leave();
+  }
+
+  /// The next step is the `x`-th of the run. Once a step was numbered, others
+  /// are not counted: evaluations. Without, all steps are counted.
+  void number_step(uint64_t x) noexcept {
+    number_ = x;
+    numbered_ = true;
+  }
+
+  /// See `trace_recorder::write_to`.
+  void write_traces_to(std::string dir) {
+    traces_.write_to(std::move(dir));
   }
 
   const step_stats& last_step() const noexcept {
@@ -82,6 +97,8 @@ public:
   void check_order() const;
 
 private:
+  /// @returns the number of the step that begins, for users; 0: it has none
+  uint64_t take_number();
   void prepare(model_state& model, uint64_t microbatches,
                const step_body& body);
   void trace(model_state& model, const step_body& body);
@@ -104,6 +121,7 @@ private:
   uint64_t record_key(const model_state* model, uint64_t microbatches,
                       uint64_t signature) const;
   void agree_on_record() const;
+  void order_if_recorded(model_state* model, uint64_t microbatches);
   void compute_order(const model_state* model, uint64_t microbatches,
                      bool learnt);
 
@@ -112,6 +130,9 @@ private:
   const smp::fabric& fabric_;
   execution_token& token_;
   replicas replicas_;
+  trace_recorder traces_;
+  uint64_t number_ = 0;
+  bool numbered_ = false;
   step_body body_;
   call_context body_context_; // of the thread that called the step
   step_stats stats_;

@@ -262,13 +262,13 @@ private:
   template <class Step>
   void do_step(Step& train_step) {
     auto x = training_batch(summary_.steps);
-    step_metrics result;
-    result.step = summary_.steps + 1;
+    step_metrics result{.step = summary_.steps + 1};
     result.checkpoint_seconds = std::exchange(stall_, 0);
     result.lr = learning_rate(config_.optimizer, summary_.steps,
                               config_.train.steps);
     set_learning_rate(*torch_optimizer_, result.lr);
     listener_.before_step(result.step);
+    session_.internals().steps().number_step(result.step);
     auto begin = clock::now();
     result.loss = mean_of_replicas(
       train_step(x).reduce_mean().template item<double>());

@@ -51,10 +51,12 @@ uint64_t position_of(const collective_label& x, rank_id member) {
 
 class collectives::impl : public std::enable_shared_from_this<impl> {
 public:
-  impl(fabric& x, collective_limits limits, std::shared_ptr<device_ops> devices)
+  impl(fabric& x, collective_limits limits, std::shared_ptr<device_ops> devices,
+       flight_record* record)
     : fabric_(x),
       limits_(limits),
       devices_(std::move(devices)),
+      record_(record),
       ahead_(message_amount{limits.ahead_messages, limits.ahead}) {
     // nop
   }
@@ -144,6 +146,7 @@ private:
                    const collective_writer& writer, const failure& why);
   void end_if_complete(const operation_ptr& op);
   void end(const operation_ptr& op, const failure& why);
+  void note(flight_kind kind, const operation_ptr& op) const;
   /// Fails the running calls that `f` selects.
   template <class Predicate>
   void fail_running(const failure& why, Predicate f);
@@ -151,6 +154,7 @@ private:
   fabric& fabric_;
   const collective_limits limits_;
   const std::shared_ptr<device_ops> devices_; // null: none
+  flight_record* const record_;               // null: none
   std::vector<uint64_t> machine_of_rank_;
   block_pool pool_{kept_memory};
   sent_ahead ahead_;
@@ -208,6 +212,7 @@ void collectives::impl::begin(const operation_ptr& op) {
   auto& label = op->set_number(s.next++);
   auto early = take_early(label);
   running_.emplace(label, op);
+  note(flight_kind::collective_begins, op);
   if (s.broken)
     return disagree(op, std::exchange(s.broken, {}));
   for (auto rank : label.group)
@@ -302,7 +307,8 @@ void collectives::impl::take_late(const collective_message& x, rank_id from) {
   // The numbers of rows agreed, or the call would not have completed.
   auto theirs = x.what;
   theirs.rows.clear();
-  collective_call mine{.label = x.label, .what = i->second, .rows_taken = {}};
+  collective_call mine{
+    .label = x.label, .what = i->second, .rows_taken = {}, .owner = {}};
   mine.what.rows.clear();
   auto text = difference(x.label, theirs, position_of(x.label, from), mine,
                          position_of(x.label, self()));
@@ -377,6 +383,7 @@ void collectives::impl::end_if_complete(const operation_ptr& op) {
 
 void collectives::impl::end(const operation_ptr& op, const failure& why) {
   running_.erase(op->call().label);
+  note(flight_kind::collective_ends, op);
   op->leave(!why);
   if (why)
     return op->done()->fail(why);
@@ -389,6 +396,22 @@ void collectives::impl::end(const operation_ptr& op, const failure& why) {
       ended.pop_front();
   }
   op->done()->set();
+}
+
+void collectives::impl::note(flight_kind kind, const operation_ptr& op) const {
+  if (record_ == nullptr)
+    return;
+  auto& call = op->call();
+  flight_event x;
+  x.kind = kind;
+  x.number = call.label.number;
+  x.step = static_cast<uint32_t>(call.label.step.value);
+  x.microbatch = static_cast<uint32_t>(call.label.microbatch.value);
+  x.what = call.label.what;
+  x.name = record_->name(std::string{to_string(call.what.kind)} + ' '
+                         + call.label.name);
+  x.amount = call.what.count() * size_of(call.what.type);
+  record_->note(x);
 }
 
 template <class Predicate>
@@ -466,8 +489,9 @@ void collectives::impl::cancel() {
 // -- public -------------------------------------------------------------------
 
 collectives::collectives(fabric& x, collective_limits limits,
-                         std::shared_ptr<device_ops> devices)
-  : impl_(std::make_shared<impl>(x, limits, std::move(devices))) {
+                         std::shared_ptr<device_ops> devices,
+                         flight_record* record)
+  : impl_(std::make_shared<impl>(x, limits, std::move(devices), record)) {
   // nop
 }
 

@@ -5,6 +5,7 @@
 #include "transport/collectives/started_collective.hpp"
 #include "transport/device_ops.hpp"
 #include "transport/fabric.hpp"
+#include "transport/flight/flight_record.hpp"
 #include "transport/wait.hpp"
 
 #include <memory>
@@ -34,8 +35,10 @@ struct begun_collective {
 class collectives {
 public:
   /// @param devices for calls on the device of this rank; null: none
+  /// @param record notes what begins and ends, and outlives this; null: none
   explicit collectives(fabric& x, collective_limits limits = {},
-                       std::shared_ptr<device_ops> devices = {});
+                       std::shared_ptr<device_ops> devices = {},
+                       flight_record* record = nullptr);
 
   /// Cancels running collectives. @pre the fabric was stopped, or never started
   ~collectives();

@@ -135,6 +135,7 @@ inspector_actor::behavior_type noting_inspector(inspector_actor::pointer,
     [=](rank_id x, const rank_watch_actor&) { ranks->push_back(x); },
     [=](const stall_monitor_actor&) { ++*monitors; },
     [](inspect_atom) { return run_status{}; },
+    [](const flight_query&) { return std::vector<std::string>{}; },
   };
 }
 

@@ -7,6 +7,7 @@
 #include "tests/support/error_of.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
+#include "transport/flight/flight_record.hpp"
 #include "transport/gate.hpp"
 
 #include <atomic>
@@ -34,8 +35,10 @@ struct run {
     options.secret = secret;
     options.client_limit = 2;
     options.rate_limit = 1000;
-    options.collect = [this] {
+    options.collect = [this](inspection_question x) {
       ++collected;
+      if (x != inspection_question::status)
+        return to_payload(images).bytes;
       return to_payload(status).bytes;
     };
     port = std::make_unique<inspection_port>(std::move(options));
@@ -46,6 +49,7 @@ struct run {
   }
 
   run_status status;
+  std::vector<std::string> images; // of events
   run_secret secret = run_secret::make();
   std::atomic<int> collected = 0;
   std::unique_ptr<inspection_port> port;
@@ -191,7 +195,7 @@ TEST_CASE("Clients that ask at the same time share an answer",
   std::atomic<int> collected = 0;
   inspection_port::options options;
   options.secret = secret;
-  options.collect = [&] {
+  options.collect = [&](inspection_question) {
     if (++collected == 1) {
       asked.set_value();
       go_on.get_future().wait();
@@ -241,9 +245,37 @@ TEST_CASE("An answer that is none is an error of the protocol",
   auto secret = run_secret::make();
   inspection_port::options options;
   options.secret = secret;
-  options.collect = [] { return inspection_port::bytes(3); };
+  options.collect = [](inspection_question) {
+    return inspection_port::bytes(3);
+  };
   inspection_port port{std::move(options)};
   run_client client{entry_of_this_process(port.port(), secret), 5s};
   auto why = error_of([&] { client.ask(5s); }, error_code::protocol);
   CHECK_THAT(why, ContainsSubstring("another build of smp"));
+}
+
+TEST_CASE("A client gets the events of ranks, and traces them",
+          "[actors][inspection]") {
+  run x;
+  for (auto rank : {rank_id{1}, rank_id{0}}) {
+    flight_record record{rank};
+    flight_event event;
+    event.kind = flight_kind::asked;
+    event.number = 10 + rank.value;
+    record.note(event);
+    auto image = record.image();
+    x.images.emplace_back(reinterpret_cast<const char*>(image.data()),
+                          image.size());
+  }
+  run_client client{x.entry(), 5s};
+  auto logs = client.events(5s);
+  REQUIRE(logs.size() == 2);
+  CHECK(logs[0].rank == rank_id{0});
+  CHECK(logs[1].events.at(0).number == 11);
+  CHECK(client.ask(5s).ranks.empty()); // the same connection
+  client.begin_trace(5s);
+  CHECK(client.finish_trace(5s).size() == 2);
+  x.images.front()[0] = 'x';
+  CHECK_THAT(error_of([&] { client.events(5s); }, error_code::protocol),
+             ContainsSubstring("not a flight record"));
 }

@@ -23,6 +23,7 @@ struct manners {
   rank_status says;
   int asked = 0;
   std::vector<caf::typed_response_promise<rank_status>> owed;
+  std::string events = "image of ";
 };
 
 rank_watch_actor::behavior_type
@@ -43,6 +44,11 @@ watch_with_manners(rank_watch_actor::pointer self, manners* how) {
         return how->owed.emplace_back(
           self->make_response_promise<rank_status>());
       return how->says;
+    },
+    [self, how](const flight_query& x) -> caf::result<std::string> {
+      if (how->silent)
+        return self->make_response_promise<std::string>();
+      return how->events + std::to_string(x.limit);
     },
   };
 }
@@ -104,6 +110,19 @@ struct inspection_fixture : actor_fixture {
     run_status result;
     handle.receive(
       [&](run_status& x) { result = std::move(x); },
+      [](const caf::error& x) { throw std::runtime_error(to_string(x)); });
+    return result;
+  }
+
+  std::vector<std::string> events(uint64_t limit) {
+    auto handle = self->request(boss, caf::infinite,
+                                flight_query{flight_query::kind::last, limit});
+    sched.run();
+    while (sched.trigger_timeout())
+      sched.run();
+    std::vector<std::string> result;
+    handle.receive(
+      [&](std::vector<std::string>& x) { result = std::move(x); },
       [](const caf::error& x) { throw std::runtime_error(to_string(x)); });
     return result;
   }
@@ -206,4 +225,15 @@ TEST_CASE("The INSPECTOR and the STALL MONITOR are told of, too",
   REQUIRE(status.actors.size() == 1);
   CHECK(status.actors[0].id == "inspector");
   CHECK(status.pid == ::getpid());
+}
+
+TEST_CASE("The events of those ranks that answer in time are given",
+          "[actors][inspection]") {
+  inspection_fixture x{3};
+  CHECK(x.events(5).empty()); // none has joined
+  for (uint64_t i = 0; i < 3; ++i)
+    x.join(i);
+  CHECK(x.events(5) == std::vector<std::string>(3, "image of 5"));
+  x.ranks[1].silent = true;
+  CHECK(x.events(6) == std::vector<std::string>(2, "image of 6"));
 }

@@ -31,6 +31,7 @@ stopped(rank_watch_actor::stateful_pointer<rank_watch_state> self) {
       return self->make_response_promise<rank_view>();
     },
     [](inspect_atom) { return rank_status{}; },
+    [](const flight_query&) { return std::string{}; },
   };
 }
 
