@@ -43,7 +43,8 @@ where kind = 'execution'
 create perfetto table arrows as
 select f.id, extract_arg(f.arg_set_id, 'name') as name,
   o.rank as from_rank, w.execution as from_execution,
-  i.id as to_id, i.rank as to_rank, i.kind as to_kind, i.request as to_request
+  i.id as to_id, i.rank as to_rank, i.request as to_request,
+  iif(o.ts < i.ts, o.till, o.ts) as leaves, i.ts as comes
 from flow f
 left join spans o on o.id = f.slice_out
 left join within w on w.id = f.slice_out
@@ -78,6 +79,9 @@ group by s.id having arrows != 1""",
 select a.* from arrows a
 where not (a.name = 'request' and a.to_id in (select id from served))
   and not (a.name = 'reply' and a.from_execution in (select id from served))""",
+    "an arrow is not drawn back in time": """
+select name, from_rank, to_rank, leaves, comes from arrows
+where leaves > comes""",
     "a rank executes one thing at a time": """
 select rank, name, ts, last from (
   select *, max(till) over (partition by rank order by ts
@@ -183,11 +187,16 @@ def check_bubbles(trace, metrics, steps):
 
 
 def check_traffic(trace, ranks, categories):
+    """On tracks of the rank: one that is of no process mixes all of them."""
     found = trace.query(
-        "select distinct category as x from slice"
+        "select distinct category, p.pid as rank from slice s"
+        " left join process_track t on t.id = s.track_id"
+        " left join process p using (upid)"
         " where category in ('transfer', 'collective')"
     )
-    assert {x["x"] for x in found} == categories, found
+    found = {(x["category"], x["rank"]) for x in found}
+    wanted = {(x, rank) for x in categories for rank in range(ranks)}
+    assert found == wanted, (found, wanted)
 
 
 def check(ranks, categories, *settings):
