@@ -89,10 +89,6 @@ flight_moment timeline_builder::moment_of(const flight_event& x) {
   result.request = x.request();
   result.peer = rank_id{x.peer};
   result.context = x.context;
-  result.event = x;
-  auto i = contexts_.find(x.context);
-  result.in_wait = i != contexts_.end() && i->second.waiting
-                   && i->second.waiting->request == result.request;
   return result;
 }
 
@@ -147,6 +143,8 @@ void timeline_builder::add_period(const flight_event& x) {
   switch (x.kind) {
     case transfer_begins:
       transfers_[{x.number, x.peer}] = begin(kind::transfer, x);
+      if (step_)
+        transfers_[{x.number, x.peer}].step = step_->step;
       break;
     case transfer_ends:
       end(transfers_, {x.number, x.peer}, x.time);
@@ -276,7 +274,8 @@ std::string title_of(const flight_slice& x, const flight_log& from) {
   auto name = from.name(x.name);
   if (name.empty() && x.name < first_text_name)
     name = x.name == 0 ? "step body" : "module " + std::to_string(x.name);
-  auto in_microbatch = name + " mb " + std::to_string(x.microbatch);
+  auto in_microbatch = std::string{category_of(x)} + ' ' + name + " mb "
+                       + std::to_string(x.microbatch);
   switch (x.what) {
     case kind::step:
       return x.step == 0 ? "step without update"

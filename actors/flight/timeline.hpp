@@ -43,9 +43,6 @@ struct flight_moment {
   request_id request;
   rank_id peer;
   uint32_t context = 0;
-  /// Of this rank's wait at that time, if it is in one.
-  bool in_wait = false;
-  flight_event event;
 };
 
 /// What a rank did, as periods. Events whose beginning is not in the record
@@ -66,7 +63,8 @@ flight_timeline timeline_of(const flight_log& x);
 /// What a slice shows, in a word: "wait", "forward", "transfer" ...
 const char* category_of(const flight_slice& x) noexcept;
 
-/// @returns "h.3 mb 2", "optimizer"; modules without a name by number
+/// @returns "forward h.3 mb 2", "optimizer"; modules without a name by number.
+/// (Perfetto gives each name a colour of its own, whatever its digits are.)
 std::string title_of(const flight_slice& x, const flight_log& from);
 
 } // namespace smp

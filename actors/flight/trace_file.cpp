@@ -17,12 +17,14 @@ namespace {
 
 using kind = flight_slice::kind;
 
-/// Tracks of a rank, in the order in which they are shown.
-constexpr uint64_t user = 1;
-constexpr uint64_t executes = 2;
-constexpr uint64_t planned = 3;
-constexpr uint64_t replies = 4;
-constexpr uint64_t contexts = 5;
+/// Tracks of a rank, in the order in which they are shown. Perfetto takes a
+/// track with the number of its process for the first one, so they are no
+/// numbers of ranks.
+constexpr uint64_t user = 1'000'001;
+constexpr uint64_t executes = 1'000'002;
+constexpr uint64_t planned = 1'000'003;
+constexpr uint64_t replies = 1'000'004;
+constexpr uint64_t contexts = 1'000'010;
 
 std::string json_text(const std::string& x) {
   return nlohmann::json(x).dump(-1, ' ', false,
@@ -122,8 +124,6 @@ void trace_writer::name_track(size_t i, uint64_t track,
                               const std::string& name) {
   put_meta(i, track, "thread_name",
            fmt::format(R"("name":{})", json_text(name)));
-  put_meta(i, track, "thread_sort_index",
-           fmt::format(R"("sort_index":{})", track));
 }
 
 void trace_writer::name_tracks(size_t i) {
@@ -172,9 +172,10 @@ void trace_writer::put_slice(size_t i, const flight_slice& x) {
                   named(title_of(x, logs_[i]), category_of(x)), args));
 }
 
-/// Periods that overlap others of their kind.
+/// Periods that overlap others of their kind. Their number is one of the
+/// rank's: a global one would put them beside all ranks.
 void trace_writer::put_async(size_t i, const flight_slice& x) {
-  auto name = fmt::format(R"("id":{},{})", next_++,
+  auto name = fmt::format(R"("id2":{{"local":"{}"}},{})", next_++,
                           named(title_of(x, logs_[i]), category_of(x)));
   put('b', i, user,
       fmt::format(R"({},{},"args":{{"bytes":{},"step":{}}})", when(i, x.begin),
@@ -191,45 +192,46 @@ void trace_writer::put_arrow(const char* name, size_t from, uint64_t from_track,
       fmt::format(R"({},{},"bp":"e")", when(to, came), label));
 }
 
-/// Arrows of the requests of one rank.
+/// Arrows of the requests of one rank. Each leaves from a slice without length:
+/// it is drawn from the end of the slice that it leaves from, and the wait for
+/// the answer ends late.
 void trace_writer::put_arrows(size_t i) {
   for (auto& x : timelines_[i].asked) {
     auto there = executions_.find(x.request);
     if (there == executions_.end())
       continue;
     auto& [log, slice] = there->second;
+    put(
+      'X', i, contexts + x.context,
+      fmt::format(R"({},{},"args":{{"kind":"request","request":"{}"}})",
+                  period(i, x.time, x.time),
+                  named("asks for " + title_of(*slice, logs_[log]), "request"),
+                  text_of(x.request)));
     put_arrow("request", i, contexts + x.context, x.time, log,
               contexts + slice->context, slice->begin);
   }
 }
 
-/// Answers that a context waits for end its wait. All others have a track of
-/// their own, as nothing shows them.
+/// Each answer as a short slice, to which its arrow leads.
 void trace_writer::put_replies(size_t i) {
   constexpr int64_t width = 1000; // ns, so that they can be seen
   int64_t last = std::numeric_limits<int64_t>::min();
-  auto shown = false;
   for (auto& x : timelines_[i].replies) {
     auto there = executions_.find(x.request);
     if (there == executions_.end() || there->second.slice->open)
       continue;
+    if (last == std::numeric_limits<int64_t>::min())
+      name_track(i, replies, "replies");
     auto& [log, slice] = there->second;
-    uint64_t track = contexts + x.context;
-    auto time = x.time;
-    if (!x.in_wait) {
-      if (!std::exchange(shown, true))
-        name_track(i, replies, "replies");
-      track = replies;
-      time = std::max(time, last);
-      last = time + width;
-      put('X', i, track,
-          fmt::format(R"({},{},"args":{{"kind":"reply","request":"{}"}})",
-                      period(i, time, time + width),
-                      named(title_of(*slice, logs_[log]), category_of(*slice)),
-                      text_of(x.request)));
-    }
-    put_arrow("reply", log, contexts + slice->context, slice->end - 1, i, track,
-              time);
+    auto time = std::max(x.time, last);
+    last = time + width;
+    put('X', i, replies,
+        fmt::format(R"({},{},"args":{{"kind":"reply","request":"{}"}})",
+                    period(i, time, time + width),
+                    named(title_of(*slice, logs_[log]), category_of(*slice)),
+                    text_of(x.request)));
+    put_arrow("reply", log, contexts + slice->context, slice->end - 1, i,
+              replies, time);
   }
 }
 
@@ -247,7 +249,9 @@ void trace_writer::put_plan(std::span<const planned_slice> plan) {
     auto [i, begin] = there->second;
     if (shown.insert(x.rank.value).second)
       name_track(i, planned, "planned");
-    auto name = fmt::format("planned mb {}", x.microbatch.value);
+    auto name = fmt::format("planned {} mb {}",
+                            x.in == phase::forward ? "forward" : "backward",
+                            x.microbatch.value);
     put(
       'X', i, planned,
       fmt::format(R"({},{},"args":{{"kind":"planned","step":{}}})",

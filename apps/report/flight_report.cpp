@@ -188,10 +188,7 @@ private:
     for (auto& x : line.slices)
       if (x.open && x.what != flight_slice::kind::execution) {
         auto title = title_of(x, log);
-        if (x.what == flight_slice::kind::executing
-            || x.what == flight_slice::kind::module)
-          title = fmt::format("{} {}", category_of(x), title);
-        else if (x.what == flight_slice::kind::waiting)
+        if (x.what == flight_slice::kind::waiting)
           title = fmt::format("microbatch {} {}", x.microbatch, title);
         else if (x.what == flight_slice::kind::transfer)
           title = "transfer " + title;
