@@ -205,6 +205,11 @@ std::vector<flight_log> run_client::events(milliseconds limit) {
     impl_->ask<std::vector<std::string>>(inspection_question::events, limit));
 }
 
+std::vector<flight_log> run_client::recent_events(milliseconds limit) {
+  return logs_of(impl_->ask<std::vector<std::string>>(
+    inspection_question::recent, limit));
+}
+
 void run_client::begin_trace(milliseconds limit) {
   impl_->ask<std::vector<std::string>>(inspection_question::begin_trace, limit);
 }

@@ -36,6 +36,9 @@ public:
   /// @returns the last events of those ranks that answer. Throws as `ask`
   std::vector<flight_log> events(std::chrono::milliseconds limit);
 
+  /// The same, but fewer of each rank. Throws as `ask`
+  std::vector<flight_log> recent_events(std::chrono::milliseconds limit);
+
   /// Makes ranks keep all events from now on, for at most a minute. Throws as
   /// `ask`
   void begin_trace(std::chrono::milliseconds limit);

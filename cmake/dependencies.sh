@@ -59,7 +59,8 @@ catch2_deb=pool/main/c/catch2/libcatch2-dev_$catch2_version-0.4~bpo12+1_amd64.de
 catch2_sha256=1dbb62ed9f177e1cf51e573903cc553241764bd3b6655f5a98889ad361d008dc
 
 build_packages=(g++ cmake ninja-build ccache mold libboost-dev libssl-dev
-  libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libncurses-dev)
+  libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libncurses-dev
+  libprotozero-dev)
 lint_packages=(clang-format clang-tidy)
 test_packages=(openmpi-bin tmux iproute2 iptables "${lint_packages[@]}")
 fuzz_packages=(clang)

@@ -79,6 +79,7 @@ add_library(smp::cli11 INTERFACE IMPORTED)
 find_path(SMP_JSON_INCLUDE nlohmann/json.hpp REQUIRED)
 find_path(SMP_TOML_INCLUDE toml++/toml.h REQUIRED)
 find_path(SMP_CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
+find_path(SMP_PROTOZERO_INCLUDE protozero/pbf_writer.hpp REQUIRED)
 
 # Of smp-top.
 set(CURSES_NEED_WIDE TRUE)

@@ -76,6 +76,7 @@ private:
     switch (inspection_question{x}) {
       case inspection_question::status:
       case inspection_question::events:
+      case inspection_question::recent:
       case inspection_question::begin_trace:
       case inspection_question::finish_trace:
         return true;

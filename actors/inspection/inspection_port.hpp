@@ -19,6 +19,7 @@ namespace smp {
 enum class inspection_question : char {
   status = '?',       // a `run_status`
   events = 'e',       // the last events of all ranks: a list of images
+  recent = 'r',       // the same, fewer: what is asked several times a second
   begin_trace = 'b',  // ranks keep all events from now on; an empty list
   finish_trace = 'f', // those, a list of images
 };

@@ -7,6 +7,7 @@
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>
 
+#include <algorithm>
 #include <utility>
 
 namespace smp {
@@ -40,12 +41,14 @@ const inspection_entry& inspection_service::open() {
 
 inspection_port::bytes inspection_service::collect(inspection_question x) {
   using enum inspection_question;
-  if (x == events)
-    return collect(flight_query::kind::last);
+  constexpr uint64_t all = ~uint64_t{0};
+  constexpr uint64_t few = 2000;
+  if (x == events || x == recent)
+    return collect(flight_query::kind::last, x == recent ? few : all);
   if (x == begin_trace)
-    return collect(flight_query::kind::begin_trace);
+    return collect(flight_query::kind::begin_trace, all);
   if (x == finish_trace)
-    return collect(flight_query::kind::finish_trace);
+    return collect(flight_query::kind::finish_trace, all);
   byte_writer result;
   caf::scoped_actor self{system_};
   // The INSPECTOR has a deadline of its own.
@@ -55,10 +58,12 @@ inspection_port::bytes inspection_service::collect(inspection_question x) {
   return result.take();
 }
 
-inspection_port::bytes inspection_service::collect(flight_query::kind what) {
+inspection_port::bytes inspection_service::collect(flight_query::kind what,
+                                                   uint64_t limit) {
   // Names and headers need room, too.
-  flight_query query{what, inspection_answer_limit / 2 / sizeof(flight_event)
-                             / world_size_};
+  flight_query query{what,
+                     std::min(limit, inspection_answer_limit / 2
+                                       / sizeof(flight_event) / world_size_)};
   byte_writer result;
   caf::scoped_actor self{system_};
   self->request(actor_, caf::infinite, query)

@@ -27,7 +27,7 @@ public:
 
 private:
   inspection_port::bytes collect(inspection_question x);
-  inspection_port::bytes collect(flight_query::kind x);
+  inspection_port::bytes collect(flight_query::kind x, uint64_t limit);
 
   caf::actor_system& system_;
   const uint64_t world_size_;

@@ -205,7 +205,8 @@ template <class Inspector>
 bool inspect(Inspector& f, rank_status& x) {
   return f.object(x).fields(
     f.field("pid", x.pid), f.field("host", x.host),
-    f.field("pp_rank", x.pp_rank), f.field("view", x.view),
+    f.field("pp_rank", x.pp_rank), f.field("tp_rank", x.tp_rank),
+    f.field("rdp_rank", x.rdp_rank), f.field("view", x.view),
     f.field("step", x.step), f.field("in_step", x.in_step),
     f.field("queue", x.queue), f.field("up_seconds", x.up_seconds),
     f.field("busy_seconds", x.busy_seconds), f.field("bubble", x.bubble),

@@ -82,6 +82,8 @@ struct rank_status {
   int64_t pid = 0;
   std::string host;
   uint64_t pp_rank = 0;
+  uint64_t tp_rank = 0;
+  uint64_t rdp_rank = 0;
   /// Complete if its actors answered. If not, the thread that runs them is
   /// blocked, and this is only what its board shows.
   rank_view view;

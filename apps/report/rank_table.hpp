@@ -15,6 +15,8 @@ namespace smp::app {
 struct rank_row {
   uint64_t rank = 0;
   rank_health health = rank_health::joining;
+  /// "pp/tp/rdp"; empty: not known yet.
+  std::string place;
   std::string state;
   std::optional<double> busy;   // share of the time since the last look
   std::optional<double> bubble; // of the last step
@@ -56,10 +58,42 @@ private:
 };
 
 struct table_line {
-  enum class style : uint8_t { plain, title, head, bad };
+  enum class style : uint8_t {
+    plain,
+    title,
+    head,
+    bad,
+    // Of parts:
+    bar,
+    forward,
+    backward,
+    wait,
+    communication,
+    optimizer,
+  };
+
+  /// A part that looks different, in characters.
+  struct mark {
+    size_t begin = 0;
+    size_t size = 0;
+    style how = style::plain;
+  };
+
   std::string text;
   style how = style::plain;
+  std::vector<mark> marks = {};
 };
+
+/// By which column rows are sorted, the most telling first.
+enum class row_order : uint8_t { rank, busy, bubble, queue, memory };
+
+constexpr row_order last_of(row_order) noexcept {
+  return row_order::memory;
+}
+
+const char* to_string(row_order x) noexcept;
+
+void sort_rows(std::vector<rank_row>& rows, row_order x);
 
 /// @param place as the user named the run
 /// @param width of the screen, in characters; lines are cut to it. Of ranks on
@@ -67,5 +101,14 @@ struct table_line {
 std::vector<table_line> table_of(const std::string& place, const run_look& x,
                                  const std::vector<rank_row>& rows,
                                  size_t width);
+
+/// The last seconds of each rank, in the order of `rows`: a line of letters in
+/// their colours.
+std::vector<table_line> strips_of(const std::vector<flight_log>& logs,
+                                  const std::vector<rank_row>& rows,
+                                  size_t width);
+
+/// @returns lines of `text`, cut to `width`
+std::vector<table_line> lines_of(const std::string& text, size_t width);
 
 } // namespace smp::app

@@ -4,9 +4,11 @@
 #include <nlohmann/json.hpp>
 #include <toml++/toml.h>
 
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 #include <vector>
 
 namespace fs = std::filesystem;
@@ -45,7 +47,7 @@ std::vector<std::string> last_lines(const fs::path& path,
 }
 
 std::optional<last_step> read_last_step(const fs::path& path) {
-  constexpr size_t averaged = 20;
+  constexpr size_t averaged = 40;
   auto lines = last_lines(path);
   std::optional<last_step> result;
   double seconds = 0;
@@ -64,7 +66,11 @@ std::optional<last_step> read_last_step(const fs::path& path) {
       result->step = x["step"].get<uint64_t>();
       result->loss = number("loss");
       result->samples_per_second = number("samples_per_second").value_or(0);
+      result->grad_norm = number("grad_norm");
+      result->bubble = number("bubble_ratio");
     }
+    if (auto loss = number("loss"))
+      result->losses.insert(result->losses.begin(), *loss);
     seconds += number("step_seconds").value_or(0);
     ++count;
   }
@@ -73,9 +79,30 @@ std::optional<last_step> read_last_step(const fs::path& path) {
   return result;
 }
 
+/// Looks for folders "step-40".
+void find_checkpoint(const fs::path& dir, run_files& to) {
+  constexpr std::string_view prefix = "step-";
+  std::error_code ignored;
+  for (auto& x : fs::directory_iterator{dir, ignored}) {
+    auto name = x.path().filename().string();
+    uint64_t step = 0;
+    auto* end = name.data() + name.size();
+    if (!name.starts_with(prefix)
+        || std::from_chars(name.data() + prefix.size(), end, step).ptr != end
+        || (to.checkpoint && step <= *to.checkpoint))
+      continue;
+    to.checkpoint = step;
+    to.checkpoint_time = std::chrono::file_clock::to_sys(
+      x.last_write_time(ignored));
+  }
+}
+
 void read_config_file(const fs::path& path, run_files& to) {
   try {
     auto config = toml::parse_file(path.string());
+    if (auto dir = config["checkpoint"]["dir"].value<std::string>();
+        dir && !dir->empty())
+      find_checkpoint(*dir, to);
     auto number = [&config](const char* table, const char* key) {
       return static_cast<uint64_t>(
         std::max<int64_t>(config[table][key].value_or(int64_t{0}), 0));

@@ -2,9 +2,11 @@
 
 // What the files of a run directory say, also after the end of the run.
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace smp::app {
 
@@ -14,6 +16,10 @@ struct last_step {
   std::optional<double> loss; // none: not finite
   double step_seconds = 0;    // mean over the last steps
   double samples_per_second = 0;
+  std::optional<double> grad_norm = {};
+  std::optional<double> bubble = {};
+  /// Of the last steps, the last one last.
+  std::vector<double> losses = {};
 };
 
 struct run_files {
@@ -23,6 +29,9 @@ struct run_files {
   /// From config.toml; 0: not known.
   uint64_t steps = 0;
   uint64_t tokens_per_sample = 0; // also 0 if samples are not sequences
+  /// The newest checkpoint's step, and when it was written.
+  std::optional<uint64_t> checkpoint;
+  std::chrono::system_clock::time_point checkpoint_time;
   /// How the run ended, if smp's launcher saw it: the exit code and the first
   /// cause, empty if there is none.
   std::optional<int> exit_code;

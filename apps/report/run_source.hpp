@@ -55,6 +55,10 @@ public:
   /// if a file is damaged
   std::vector<flight_log> events(const run_look& now);
 
+  /// The last events of a live run, for who asks again and again. Throws as
+  /// `events`
+  std::vector<flight_log> recent_events(const run_look& now);
+
   /// Lets the ranks of a live run keep all events for some whole steps.
   /// @param now what the last look found
   /// @returns them, without others

@@ -65,8 +65,32 @@ std::string details_of(const actor_status& x) {
   return result;
 }
 
-void add_actor(std::string& to, const std::string& id, const actor_status& x) {
-  to += fmt::format("{:<18}{:<20}{:<15}{:>8}  {}\n", printable(id),
+constexpr size_t least_id = 16;
+
+/// @returns the number of its ancestors; a rank may report anything
+size_t depth_of(const actor_status& x, const std::vector<actor_status>& all) {
+  size_t result = 0;
+  for (auto* at = &x; !at->parent.empty() && result < all.size(); ++result) {
+    auto i = std::ranges::find(all, at->parent, &actor_status::id);
+    if (i == all.end())
+      break;
+    at = &*i;
+  }
+  return result;
+}
+
+/// @returns the width of the column of ids
+size_t width_of_ids(const std::vector<actor_status>& all, bool as_tree) {
+  auto result = least_id;
+  for (auto& x : all)
+    result = std::max(result,
+                      x.id.size() + (as_tree ? 2 * depth_of(x, all) : 0));
+  return result + 2;
+}
+
+void add_actor(std::string& to, size_t width, const std::string& id,
+               const actor_status& x) {
+  to += fmt::format("{:<{}}{:<20}{:<15}{:>8}  {}\n", printable(id), width,
                     printable(x.name), printable(state_word(x)),
                     since_text(x.seconds), printable(details_of(x)));
 }
@@ -89,20 +113,21 @@ std::string device_text(const device_status& x) {
                      bytes_text(x.total_memory));
 }
 
-std::string actor_head() {
-  return fmt::format("{:<18}{:<20}{:<15}{:>8}  {}\n", "ID", "ACTOR", "STATE",
-                     "SINCE", "HOLDS");
+std::string actor_head(size_t width) {
+  return fmt::format("{:<{}}{:<20}{:<15}{:>8}  {}\n", "ID", width, "ACTOR",
+                     "STATE", "SINCE", "HOLDS");
 }
 
-void add_tree(std::string& to, const std::vector<actor_status>& all,
-              const std::string& parent, size_t depth) {
+void add_tree(std::string& to, size_t width,
+              const std::vector<actor_status>& all, const std::string& parent,
+              size_t depth) {
   // A tree has fewer levels than nodes; a rank may report anything.
   if (depth > all.size())
     return;
   for (auto& x : all)
     if (x.parent == parent) {
-      add_actor(to, std::string(2 * depth, ' ') + x.id, x);
-      add_tree(to, all, x.id, depth + 1);
+      add_actor(to, width, std::string(2 * depth, ' ') + x.id, x);
+      add_tree(to, width, all, x.id, depth + 1);
     }
 }
 
@@ -159,15 +184,19 @@ std::string state_text(const std::string& place, const run_look& x) {
 }
 
 std::string actor_list(const run_status& x) {
-  auto result = actor_head();
-  for (auto& y : actors_of(x))
-    add_actor(result, y.id, y);
+  auto all = actors_of(x);
+  auto width = width_of_ids(all, false);
+  auto result = actor_head(width);
+  for (auto& y : all)
+    add_actor(result, width, y.id, y);
   return result;
 }
 
 std::string actor_tree(const run_status& x) {
-  auto result = actor_head();
-  add_tree(result, actors_of(x), {}, 0);
+  auto all = actors_of(x);
+  auto width = width_of_ids(all, true);
+  auto result = actor_head(width);
+  add_tree(result, width, all, {}, 0);
   return result;
 }
 

@@ -2,6 +2,7 @@
 // table itself is apps/report/rank_table.hpp.
 
 #include "apps/report/exit_codes.hpp"
+#include "apps/report/flight_report.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
 #include "apps/smp-top/poller.hpp"
@@ -37,10 +38,18 @@ constexpr const char* about_columns
     "executed\n"
     "bubble   share of its last step in which it did not\n"
     "queue    requests and answers that wait for their turn\n"
+    "pp/tp/dp position of the rank in its groups\n"
     "arena    largest use of the arenas for tensors on their way\n"
     "device   where the rank computes, and the memory that it uses there, at\n"
     "         most used, and of how much; a narrow screen has no room for all "
     "else\n"
+    "\n"
+    "Below the table, the last seconds of each rank: F forward, B backward,\n"
+    "o optimizer, c communication, . it waits.\n"
+    "\n"
+    "Keys: a actors, w who waits for whom, f what ranks did last, s sort,\n"
+    "h help, ESC back to the table, arrows and pages scroll, q quit.\n"
+    "Colours: not if NO_COLOR is set.\n"
     "\n"
     "Exit codes: 0 q was pressed, or --once found all well; 1 --once found\n"
     "something wrong, 2 bad command line or no such run, 3 the run has ended.\n"
@@ -91,6 +100,97 @@ int print_once(const options& x, run_source& source, run_look look) {
   return code_of(look);
 }
 
+/// What the user looks at.
+struct view {
+  enum class page : uint8_t { ranks, actors, waits, flight, help };
+
+  page shown = page::ranks;
+  row_order order = row_order::rank;
+  size_t top = 0; // line
+
+  /// @returns whether something changes
+  bool take(screen::key x, size_t height);
+};
+
+bool view::take(screen::key x, size_t height) {
+  using key = screen::key;
+  auto turn_to = [this](page y) {
+    // The same key leads back.
+    shown = shown == y ? page::ranks : y;
+    top = 0;
+  };
+  switch (x) {
+    case key::none:
+    case key::quit:
+      return false;
+    case key::up:
+      top -= top > 0 ? 1 : 0;
+      break;
+    case key::down:
+      ++top;
+      break;
+    case key::page_up:
+      top -= std::min(top, height);
+      break;
+    case key::page_down:
+      top += height;
+      break;
+    case key::ranks:
+      shown = page::ranks;
+      top = 0;
+      break;
+    case key::actors:
+      turn_to(page::actors);
+      break;
+    case key::waits:
+      turn_to(page::waits);
+      break;
+    case key::flight:
+      turn_to(page::flight);
+      break;
+    case key::help:
+      turn_to(page::help);
+      break;
+    case key::sort:
+      order = order == last_of(order)
+                ? row_order{}
+                : static_cast<row_order>(static_cast<uint8_t>(order) + 1);
+      break;
+    case key::resized:
+      break;
+  }
+  return true;
+}
+
+std::vector<table_line> lines_for(const view& v, const options& x,
+                                  const poller::result& now, size_t width) {
+  using page = view::page;
+  auto rows = now.rows;
+  sort_rows(rows, v.order);
+  if (v.shown == page::help)
+    return lines_of(std::string{about} + '\n' + about_columns, width);
+  if (v.shown == page::ranks || !now.look.status) {
+    auto result = table_of(x.place, now.look, rows, width);
+    auto strips = strips_of(now.events, rows, width);
+    result.insert(result.end(), strips.begin(), strips.end());
+    return result;
+  }
+  auto result = table_of(x.place, now.look, {}, width);
+  auto text = v.shown == page::actors  ? actor_tree(*now.look.status)
+              : v.shown == page::waits ? waits_text(*now.look.status)
+                                       : flight_text(now.events, {});
+  for (auto& line : lines_of('\n' + text, width))
+    result.push_back(std::move(line));
+  return result;
+}
+
+std::string keys_of(const view& v) {
+  return fmt::format(
+    "q quit  a actors  w waits  f flight  s sort: {}  h help  "
+    "arrows scroll",
+    to_string(v.order));
+}
+
 /// Draws until the user quits or the run ends. @returns the last look
 run_look draw_until_over(const options& x, run_source& source, run_look first) {
   screen terminal;
@@ -98,7 +198,7 @@ run_look draw_until_over(const options& x, run_source& source, run_look first) {
     source, std::chrono::milliseconds{static_cast<int64_t>(x.interval * 1000)},
     std::move(first)};
   poller::result shown;
-  size_t top = 0;
+  view v;
   while (!interrupted && shown.look.what != run_look::state::ended) {
     auto news = poll.news();
     if (news)
@@ -106,16 +206,12 @@ run_look draw_until_over(const options& x, run_source& source, run_look first) {
     auto key = terminal.await_key(draw_interval);
     if (key == screen::key::quit)
       break;
-    if (!news && key == screen::key::none)
-      continue;
-    auto lines = table_of(x.place, shown.look, shown.rows, terminal.width());
     auto room = terminal.height();
-    if (key == screen::key::down)
-      ++top;
-    else if (key == screen::key::up && top > 0)
-      --top;
-    top = std::min(top, lines.size() - std::min(room, lines.size()));
-    terminal.draw(lines, top);
+    if (!v.take(key, room) && !news)
+      continue;
+    auto lines = lines_for(v, x, shown, terminal.width());
+    v.top = std::min(v.top, lines.size() - std::min(room, lines.size()));
+    terminal.draw(lines, v.top, keys_of(v));
   }
   return shown.look;
 }

@@ -53,8 +53,14 @@ void poller::run(run_look first) {
 
 void poller::publish(run_look x) {
   auto rows = rows_.add(x, std::chrono::steady_clock::now());
+  std::vector<flight_log> events;
+  try {
+    events = source_.recent_events(x);
+  } catch (const std::exception&) {
+    // The next look tells why the run does not answer.
+  }
   std::lock_guard guard{mutex_};
-  news_ = result{std::move(x), std::move(rows)};
+  news_ = result{std::move(x), std::move(rows), std::move(events)};
 }
 
 } // namespace smp::app

@@ -20,6 +20,7 @@ public:
   struct result {
     run_look look;
     std::vector<rank_row> rows;
+    std::vector<flight_log> events; // recent ones
   };
 
   /// @param source outlives this

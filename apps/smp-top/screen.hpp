@@ -7,13 +7,28 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace smp::app {
 
 class screen {
 public:
-  enum class key : uint8_t { none, quit, up, down, resized };
+  enum class key : uint8_t {
+    none,
+    quit,
+    up,
+    down,
+    page_up,
+    page_down,
+    ranks, // ESC: back to the table
+    actors,
+    waits,
+    flight,
+    help,
+    sort,
+    resized,
+  };
 
   /// Takes the terminal over.
   /// @throws error (config) if there is none that can be drawn on
@@ -30,8 +45,10 @@ public:
   /// Lines that fit on the screen.
   size_t height() const;
 
-  /// @param first the line at the top; the bottom line explains the keys
-  void draw(const std::vector<table_line>& lines, size_t first);
+  /// @param first the line at the top
+  /// @param keys for the bottom line
+  void draw(const std::vector<table_line>& lines, size_t first,
+            const std::string& keys);
 
   /// Waits for a key for at most `limit`.
   key await_key(std::chrono::milliseconds limit);

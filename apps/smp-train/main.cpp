@@ -30,6 +30,7 @@
 #include "runtime/session/stalls.hpp"
 #include "runtime/train/resume_plan.hpp"
 #include "runtime/train/trainable.hpp"
+#include "runtime/train/tensorboard_log.hpp"
 #include "runtime/train/trainer.hpp"
 
 #include <fmt/format.h>
@@ -208,6 +209,9 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     screen->begin(cmd.config, s.size(), run_dir);
     all.add(*screen);
   }
+  std::optional<tensorboard_log> events;
+  if (s.rank() == 0 && config.tensorboard)
+    all.add(events.emplace(run_dir + "/tensorboard"));
   try {
     if (compares) {
       auto end = verify(s, cmd, config, run_dir, all, interrupted());

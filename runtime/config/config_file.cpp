@@ -437,7 +437,14 @@ train_config program_config(const std::string& text, const std::string& name,
   for (auto& setting : settings)
     x.read_override(setting);
   x.check(false);
-  return config_of(x.take());
+  auto result = config_of(x.take());
+  if (result.tensorboard)
+    throw config_error(
+      fmt::format("{}: monitor.tensorboard = true has no effect here: only "
+                  "smp-train knows what is to be written; a program writes its "
+                  "own events, such as with torch.utils.tensorboard",
+                  place));
+  return result;
 }
 
 } // namespace smp

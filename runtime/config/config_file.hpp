@@ -185,6 +185,8 @@ struct train_config {
   optimizer_config optimizer;
   train_loop_config train;
   checkpoint_config checkpoint;
+  /// monitor.tensorboard: writes event files, too.
+  bool tensorboard = false;
   /// Ranks are threads of one process. Not a configuration key: tests want it.
   bool threads_as_ranks = false;
 };

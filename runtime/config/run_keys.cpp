@@ -321,6 +321,11 @@ const std::vector<config_key> run_table = {
               "true deadlock always ends it at once",
    .choices = {"report", "end"},
    .local = true},
+  {.name = "monitor.tensorboard",
+   .slot = SMP_SLOT(tensorboard),
+   .meaning = "rank 0 also writes what metrics.jsonl has to "
+              "RUN_DIR/tensorboard, for TensorBoard",
+   .elsewhere = {"report_to", "tensorboard_dir", "enable_tensorboard"}},
   {.name = "monitor.trace",
    .slot = SMP_SLOT(smp.trace),
    .meaning = "steps, such as \"10\" or \"10-12\", of which RUN_DIR/trace.json "

@@ -9,6 +9,7 @@
 #include "runtime/session/session.hpp"
 #include "transport/process_state.hpp"
 
+#include <exception>
 #include <utility>
 
 #include <unistd.h>
@@ -29,6 +30,8 @@ rank_status rank_runtime::status() {
   result.pid = ::getpid();
   result.host = host_name();
   result.pp_rank = pp_rank_;
+  result.tp_rank = own_layout_.rank(comm_group::tp, self_);
+  result.rdp_rank = own_layout_.rank(comm_group::rdp, self_);
   result.view = view(inspection_limit);
   auto usage = board_->look_at_usage();
   result.up_seconds = usage.up;
@@ -67,13 +70,22 @@ rank_status rank_runtime::status() {
 
 // -- a run --------------------------------------------------------------------
 
-inspectable_run::inspectable_run(session& s, const std::string& run_dir) {
+inspectable_run::inspectable_run(session& s, const std::string& run_dir)
+  : session_(s), run_dir_(run_dir), unwinding_(std::uncaught_exceptions()) {
+  // Our launcher does it itself.
+  if (s.run_dir().empty()) {
+    s.internals().leave_record_in(run_dir);
+    s.internals().steps().write_traces_to(run_dir);
+  }
   if (s.rank() > 0)
     return;
   if (auto entry = s.internals().open_inspection())
     entry_ = std::make_unique<published_entry>(run_dir, *entry);
 }
 
-inspectable_run::~inspectable_run() = default;
+inspectable_run::~inspectable_run() {
+  if (std::uncaught_exceptions() > unwinding_)
+    session_.internals().leave_record();
+}
 
 } // namespace smp

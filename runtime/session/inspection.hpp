@@ -11,8 +11,9 @@ class published_entry;
 class session;
 
 /// While alive, smp-inspect and smp-top can inspect the run through `run_dir`,
-/// which must exist. Create it on rank 0; on other ranks, and if the run can
-/// already be inspected through `session::run_dir`, it does nothing.
+/// which must exist. Create one on each rank: if an exception ends a rank, or
+/// the run stalls, it leaves there what it did last. Does nothing if the run
+/// can already be inspected through `session::run_dir`.
 class inspectable_run {
 public:
   /// @throws error (config) naming the file if it cannot be written
@@ -22,6 +23,9 @@ public:
   inspectable_run& operator=(const inspectable_run&) = delete;
 
 private:
+  session& session_;
+  std::string run_dir_;
+  int unwinding_;
   std::unique_ptr<published_entry> entry_;
 };
 

@@ -114,6 +114,13 @@ public:
   /// Calls `f` for each stall report, besides stderr. On any thread.
   void on_stall(stall_listener f);
 
+  /// At a stall, and by `leave_record`, what this rank did last is written to
+  /// this folder.
+  void leave_record_in(std::string dir);
+
+  /// Does nothing without a folder.
+  void leave_record();
+
   /// Suppresses reports: another rank of this process or terminal prints them.
   void keep_stalls_quiet() noexcept {
     prints_stalls_ = false;
@@ -227,6 +234,7 @@ private:
   failure down_;            // guarded by mutex_
   failure told_;            // first from SUPERVISOR; guarded by mutex_
   stall_listener on_stall_; // guarded by mutex_
+  std::string record_dir_;  // guarded by mutex_; empty: none
   std::condition_variable told_loss_;
   bool prints_stalls_ = true;
   inspection_opener open_inspection_;

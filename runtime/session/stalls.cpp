@@ -5,6 +5,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/collectives/parking_waiter.hpp"
 #include "runtime/device/rank_device.hpp"
+#include "runtime/launch/shared_flights.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 
@@ -145,6 +146,7 @@ void rank_runtime::report_stall(const std::string& text, bool ends) {
   // On rank 0, the user's thread reports the end.
   if (prints_stalls_ && !(ends && self_ == rank_id{0}))
     print_stderr("smp: {}\n", text);
+  leave_record();
   stall_listener f;
   {
     std::unique_lock guard{mutex_};
@@ -152,6 +154,23 @@ void rank_runtime::report_stall(const std::string& text, bool ends) {
   }
   if (f)
     f(text, ends);
+}
+
+void rank_runtime::leave_record_in(std::string dir) {
+  std::unique_lock guard{mutex_};
+  record_dir_ = std::move(dir);
+}
+
+void rank_runtime::leave_record() {
+  std::unique_lock guard{mutex_};
+  auto dir = record_dir_;
+  guard.unlock();
+  if (dir.empty())
+    return;
+  auto why = write_flight(dir, self_, own_board_->record().image());
+  if (!why.empty())
+    print_stderr("smp: rank {}: cannot write what it did last: {}\n",
+                 self_.value, why);
 }
 
 void rank_runtime::end_stalled(const failure& x) {

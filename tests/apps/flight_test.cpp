@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -135,6 +136,30 @@ TEST_CASE("A stall leaves what each rank did last, also of a stopped one",
   CHECK(x.code == 1);
   CHECK_THAT(x.output, ContainsSubstring("  r1 "));
   ::kill(stopped, SIGCONT);
+}
+
+TEST_CASE("Ranks of another launcher write their records themselves",
+          "[apps][flight]") {
+  train_dir dir{endless_gpt()};
+  auto command = std::vector<std::string>{built_program("smp-train"),
+                                          "tiny.toml", "--run-dir", "run",
+                                          "--monitor.trace=3"};
+  std::vector<std::unique_ptr<program>> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.push_back(
+      std::make_unique<program>(command, dir.path,
+                                std::map<std::string, std::string>{
+                                  {"RANK", std::to_string(rank)},
+                                  {"WORLD_SIZE", "2"},
+                                  {"TORCHELASTIC_RUN_ID", dir.path.filename()},
+                                  {"SMP_RENDEZVOUS_DIR", dir.path}}));
+  REQUIRE(ranks[0]->wait_for(" 5/1000000"));
+  CHECK(counts_of(dir.path / "run/trace.json").steps == std::set<int>{3});
+  ranks[1]->signal(SIGKILL);
+  CHECK(ranks[0]->join() == 3);
+  auto x = inspect_run(dir, {"flight", "--last", "5"});
+  CHECK_THAT(x.output,
+             ContainsSubstring("\nrank 0:") && ContainsSubstring("  r0 "));
 }
 
 TEST_CASE("A run that goes on is traced from outside", "[apps][flight]") {

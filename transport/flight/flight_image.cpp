@@ -50,6 +50,13 @@ const std::string& flight_log::name(uint32_t x) const {
   return i == names.end() ? none : i->second;
 }
 
+uint32_t flight_log::number_of(std::string_view name) const {
+  for (auto& [number, text] : names)
+    if (text == name && number >= first_text_name)
+      return number;
+  return unknown_name;
+}
+
 flight_log read_flight_image(std::span<const std::byte> image) {
   header head{};
   if (image.size() < page)

@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace smp {
@@ -28,6 +29,9 @@ struct flight_log {
 
   /// @returns "" for a name that is not known
   const std::string& name(uint32_t x) const;
+
+  /// @returns the number of a name; `unknown_name` if no event has it
+  uint32_t number_of(std::string_view name) const;
 };
 
 /// Reads what `flight_record` keeps, even if its process was killed in the

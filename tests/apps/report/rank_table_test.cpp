@@ -1,9 +1,11 @@
 #include "tests/support/catch.hpp"
 
+#include "apps/report/activity_strip.hpp"
 #include "apps/report/rank_table.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -57,11 +59,16 @@ rank_entry rank_with(std::vector<activity> xs,
   return result;
 }
 
+size_t characters_of(const std::string& x) {
+  return static_cast<size_t>(std::ranges::count_if(
+    x, [](char y) { return (static_cast<uint8_t>(y) & 0xc0) != 0x80; }));
+}
+
 /// Two ranks: one executes, one is stopped.
 run_look two_ranks() {
   run_look result;
   result.what = run_look::state::live;
-  result.files.last = last_step{40, 2.5, 0.5, 8};
+  result.files.last = last_step{40, 2.5, 0.5, 8, 1.25, 0.125, {4, 3.5, 2, 2.5}};
   result.files.steps = 100;
   result.files.tokens_per_sample = 16;
   auto& status = result.status.emplace();
@@ -173,24 +180,36 @@ TEST_CASE("The table has a header, what is wrong, and a row for each rank",
   look.status->ranks[0].status.up_seconds += 2;
   look.status->ranks[0].status.busy_seconds += 1;
   auto lines = table_of("runs/x", look, rows.add(look, {}), 100);
-  REQUIRE(lines.size() == 6);
+  REQUIRE(lines.size() == 7);
   CHECK(lines[0].text
         == "runs/x  running  step 40/100, loss 2.5000  128 tokens/s  ETA 30 s");
+  CHECK(lines[1].text == "loss █▆▁▃  grad norm 1.25  bubble 12 %  ");
   CHECK(
-    lines[1].text
+    lines[2].text
     == "rank 1 is stopped: its process is stopped, last heard of 3.2 s ago");
-  CHECK(lines[1].how == table_line::style::bad);
-  CHECK_THAT(lines[3].text, StartsWith("rank  state") && EndsWith("memory"));
-  CHECK(lines[3].how == table_line::style::head);
-  CHECK_THAT(lines[4].text, StartsWith("   0  FWD mb3 h.2 ")
+  CHECK(lines[2].how == table_line::style::bad);
+  CHECK_THAT(lines[4].text, StartsWith("rank  state") && EndsWith("memory"));
+  CHECK(lines[4].how == table_line::style::head);
+  CHECK_THAT(lines[5].text, StartsWith("   0  FWD mb3 h.2 ")
                               && ContainsSubstring(" 50 %    12 %      2")
                               && EndsWith("-    364 MB"));
-  CHECK(lines[4].how == table_line::style::plain);
-  CHECK_THAT(lines[5].text,
+  CHECK(lines[5].how == table_line::style::plain);
+  CHECK_THAT(lines[6].text,
              StartsWith("   1  STOPPED 3.20 s (WAIT h.0 <- r0)"));
-  CHECK(lines[5].how == table_line::style::bad);
+  CHECK(lines[6].how == table_line::style::bad);
   for (auto& line : lines)
-    CHECK(line.text.size() <= 100);
+    CHECK(characters_of(line.text) <= 100);
+  // Where there is room, and ranks differ in more than their stage.
+  look.status->ranks[1].status.rdp_rank = 1;
+  look.status->ranks[0].status.up_seconds += 2;
+  look.status->ranks[0].status.busy_seconds += 1;
+  lines = table_of("runs/x", look, rows.add(look, {}), 160);
+  CHECK_THAT(lines[5].text,
+             ContainsSubstring("0/0/0  █████       50 %  █▎          12 % "));
+  REQUIRE(lines[5].marks.size() == 2); // bars
+  CHECK(lines[5].marks[0].size == 10);
+  CHECK_THAT(lines[4].text, ContainsSubstring("pp/tp/dp"));
+  CHECK_THAT(lines[6].text, ContainsSubstring(" 0/0/1"));
 }
 
 TEST_CASE("Ranks on devices show these, and on a narrow screen less of others",
@@ -204,12 +223,12 @@ TEST_CASE("Ranks on devices show these, and on a narrow screen less of others",
   auto all = rows.add(look, {});
   auto heads = [&](size_t width) {
     auto lines = table_of("runs/x", look, all, width);
-    auto head = lines.at(3).text;
+    auto head = lines.at(4).text;
     CHECK(head.size() == width);
-    CHECK_THAT(lines.at(4).text,
+    CHECK_THAT(lines.at(5).text,
                EndsWith("   cuda:3   10.2 GB   12.1 GB   85.0 GB"));
     // Nothing ran there yet.
-    CHECK_THAT(lines.at(5).text,
+    CHECK_THAT(lines.at(6).text,
                EndsWith("   cuda:4         -         -   85.0 GB"));
     return head.substr(head.find("busy"));
   };
@@ -248,10 +267,85 @@ TEST_CASE("A table keeps to the width of the screen", "[apps][report]") {
   for (size_t width : {0, 1, 7, 40, 79, 200}) {
     auto lines = table_of("p", look, all, width);
     for (auto& line : lines) {
-      CHECK(line.text.size() <= width);
+      CHECK(characters_of(line.text) <= width);
       CHECK(line.text.find('\x1b') == std::string::npos);
     }
   }
+}
+
+TEST_CASE("Rows are sorted by a column, the most telling first",
+          "[apps][report]") {
+  std::vector<rank_row> rows(3);
+  for (uint64_t i = 0; i < 3; ++i) {
+    rows[i].rank = i;
+    rows[i].queue = 10 - i;
+    rows[i].memory = i;
+  }
+  rows[1].busy = 0.5;
+  auto first = [&](row_order x) {
+    sort_rows(rows, x);
+    return rows.front().rank;
+  };
+  CHECK(first(row_order::busy) == 1);
+  CHECK(first(row_order::queue) == 0);
+  CHECK(first(row_order::memory) == 2);
+  CHECK(first(row_order::rank) == 0);
+}
+
+TEST_CASE("The last seconds of ranks are drawn by what took most of each cell",
+          "[apps][report]") {
+  flight_log log;
+  log.clock = "boot";
+  log.names[first_text_name] = "optimizer";
+  auto at = [&log](int64_t milliseconds, flight_kind what,
+                   phase in = phase::forward) -> flight_event& {
+    auto& x = log.events.emplace_back();
+    x.time = milliseconds * 1'000'000;
+    x.kind = what;
+    x.what = in;
+    x.context = 1;
+    return x;
+  };
+  at(0, flight_kind::step_begins);
+  at(100, flight_kind::executes);
+  at(200, flight_kind::parked);
+  at(300, flight_kind::resumed);
+  at(300, flight_kind::ended);
+  at(300, flight_kind::executes, phase::backward);
+  at(500, flight_kind::ended);
+  at(500, flight_kind::collective_begins).context = 0;
+  at(600, flight_kind::collective_ends).context = 0;
+  at(600, flight_kind::activity_begins).name = first_text_name;
+  at(700, flight_kind::activity_ends).name = first_text_name;
+  at(1000, flight_kind::step_ends);
+  auto timeline = timeline_of(log);
+  std::string letters;
+  for (auto x : strip_of(timeline, first_text_name, 0, 1'000'000'000, 10))
+    letters += letter_of(x);
+  CHECK(letters == " F.BBco   ");
+  rank_row row;
+  auto lines = strips_of({log}, {row}, 27);
+  REQUIRE(lines.size() == 3);
+  CHECK_THAT(lines[1].text, StartsWith("last 1.00 s   F forward   B backward"));
+  CHECK(lines[2].text == "   0    FF..BBBBccoo      ");
+  REQUIRE(lines[2].marks.size() == 5);
+  CHECK(lines[2].marks[2].how == table_line::style::backward);
+  CHECK(lines[2].marks[2].begin == 12);
+  CHECK(lines[2].marks[2].size == 4);
+}
+
+TEST_CASE("Long ids of actors have a column as wide as they are",
+          "[apps][report]") {
+  auto look = two_ranks();
+  actor_status stage;
+  stage.id = "r0.cross-node-progress";
+  stage.name = "CROSS-NODE PROGRESS";
+  look.status->ranks[0].status.actors.push_back(stage);
+  auto ls = actor_list(*look.status);
+  CHECK_THAT(ls, ContainsSubstring("\nr0.cross-node-progress  CROSS-NODE "
+                                   "PROGRESS"));
+  CHECK_THAT(actor_tree(*look.status),
+             ContainsSubstring("r0.cross-node-progress  CROSS-NODE PROGRESS"));
 }
 
 TEST_CASE("Lists, trees and JSON have the same actors", "[apps][report]") {
