@@ -49,6 +49,10 @@ std::string entry_path(const std::string& run_dir) {
 published_entry::published_entry(const std::string& run_dir,
                                  const inspection_entry& x)
   : path_(entry_path(run_dir)) {
+  replace(x);
+}
+
+void published_entry::replace(const inspection_entry& x) {
   if (auto problem = write_private_file(path_, text_of(x)))
     throw config_error(
       fmt::format("cannot write {}: {}", path_, std::strerror(problem)));

@@ -36,6 +36,10 @@ public:
   /// @throws error (config) naming the file if it cannot be written
   published_entry(const std::string& run_dir, const inspection_entry& x);
   ~published_entry();
+
+  /// The run goes on elsewhere. @throws error (config) as above
+  void replace(const inspection_entry& x);
+
   published_entry(const published_entry&) = delete;
   published_entry& operator=(const published_entry&) = delete;
 

@@ -50,12 +50,20 @@ std::optional<last_step> read_last_step(const fs::path& path) {
   constexpr size_t averaged = 40;
   auto lines = last_lines(path);
   std::optional<last_step> result;
+  std::optional<uint64_t> from; // of a restart that no step has followed
   double seconds = 0;
   size_t count = 0;
   for (auto i = lines.rbegin(); i != lines.rend() && count < averaged; ++i) {
     auto x = nlohmann::json::parse(*i, nullptr, false);
-    if (!x.is_object() || !x.contains("step") || !x["step"].is_number())
+    if (!x.is_object())
       continue;
+    if (auto y = x.find("from_step");
+        y != x.end() && y->is_number() && !result && !from)
+      from = y->get<uint64_t>();
+    if (!x.contains("step") || !x["step"].is_number())
+      continue;
+    if (!result && from && x["step"] != *from)
+      continue; // is lost
     auto number = [&x](const char* key) {
       auto y = x.find(key);
       return y != x.end() && y->is_number() ? std::optional{y->get<double>()}
@@ -74,7 +82,9 @@ std::optional<last_step> read_last_step(const fs::path& path) {
     seconds += number("step_seconds").value_or(0);
     ++count;
   }
-  if (result)
+  if (!result && from && *from > 0)
+    result.emplace().step = *from;
+  else if (result)
     result->step_seconds = seconds / static_cast<double>(count);
   return result;
 }
@@ -125,6 +135,8 @@ void read_end(const fs::path& path, run_files& to) {
   to.exit_code = x["exit_code"].get<int>();
   if (auto cause = x.find("cause"); cause != x.end() && cause->is_string())
     to.cause = cause->get<std::string>();
+  if (auto n = x.find("restarts"); n != x.end() && n->is_number_unsigned())
+    to.restarts = n->get<uint64_t>();
 }
 
 void read_stall(const fs::path& path, run_files& to) {

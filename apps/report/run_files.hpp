@@ -10,7 +10,7 @@
 
 namespace smp::app {
 
-/// The last complete line of metrics.jsonl.
+/// The last step that counts in metrics.jsonl.
 struct last_step {
   uint64_t step = 0;
   std::optional<double> loss; // none: not finite
@@ -36,6 +36,8 @@ struct run_files {
   /// cause, empty if there is none.
   std::optional<int> exit_code;
   std::string cause;
+  /// How often it had been started again by then.
+  uint64_t restarts = 0;
   /// The last stall that was reported, over or not; empty: none.
   std::string stall;
 

@@ -262,6 +262,9 @@ void run_source::look_at_files(run_look& to) const {
     to.text += " after " + progress;
   else if (files.steps > 0) // else the number of steps is unknown
     to.text += " before the end of its first step";
+  if (files.restarts > 0)
+    to.text += fmt::format(" and {} restart{}", files.restarts,
+                           files.restarts == 1 ? "" : "s");
   if (!files.cause.empty())
     to.text += ": " + files.cause;
 }

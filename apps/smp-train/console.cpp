@@ -55,7 +55,7 @@ void console::clear_line() {
 
 void console::begin(const std::string& config_path, uint64_t ranks,
                     const std::string& run_dir) {
-  if (quiet())
+  if (quiet() || options_.again)
     return;
   print_stderr("{}\n",
                bold(fmt::format("smp-train {} on {} rank{}", config_path, ranks,
@@ -79,6 +79,8 @@ void console::on_start(const train_start& x) {
         print_stderr("warning: {}\n", text);
     return;
   }
+  if (options_.again)
+    return;
   item("model", fmt::format("{}, {} parameters", config_.model.type,
                             with_commas(x.parameters)));
   auto* label = "device";

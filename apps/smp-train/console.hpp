@@ -17,6 +17,9 @@ public:
     /// stderr is, or is connected to, a terminal.
     bool terminal = false;
     log_level level = log_level::info;
+    /// The console has the first lines of an earlier start of this run, which
+    /// say the same.
+    bool again = false;
     /// The command that goes on after an interrupt; empty: the same again.
     std::string resumes = {};
   };

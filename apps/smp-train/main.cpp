@@ -7,6 +7,7 @@
 #include "apps/smp-train/modes.hpp"
 #include "apps/smp-train/partition.hpp"
 #include "apps/smp-train/rank_log.hpp"
+#include "apps/smp-train/run_restarts.hpp"
 #include "apps/smp-train/run_signals.hpp"
 #include "apps/smp-train/schedule.hpp"
 #include "apps/smp-train/test_settings.hpp"
@@ -182,13 +183,14 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
   inspectable_run inspected{s, run_dir};
   if (s.rank() > 0)
     make_run_dir(run_dir, {}); // for ranks of other machines
-  else
+  else if (restart_number() == 0)
     write_run_config(run_dir, config);
   auto log = log_of_rank(s, cmd, run_dir, supervised);
   const bool compares = cmd.what == command::verify;
   std::optional<console> screen;
   if (s.rank() == 0 && !compares)
     screen.emplace(config, console::options{stderr_is_terminal(), cmd.level,
+                                            restart_number() > 0,
                                             resume_command(cmd, config)});
   listeners all;
   if (log) {
@@ -280,6 +282,14 @@ int run_launcher(const command_line& cmd, const train_config& config,
   options.stalls = stalls_of(config.smp);
   options.command = std::move(arguments);
   options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
+  std::optional<run_restarts> restarts;
+  if (config.train.max_restarts > 0) {
+    restarts.emplace(config, options.log_dir, options.command);
+    options.restarts = {
+      .limit = config.train.max_restarts,
+      .look = [&] { return restarts->look(); },
+      .begin = [&](const restart_note& x) { return restarts->begin(x); }};
+  }
   return launch(options);
 }
 
@@ -306,6 +316,20 @@ void check_modes(const command_line& cmd, const std::vector<run_mode>& modes,
       "smp-train starts its ranks itself, for one mode after the other");
   if (cmd.nodes.nodes > 1 || !cmd.nodes.hosts.empty())
     throw config_error("over several machines, --modes takes one mode");
+}
+
+/// Who starts all ranks can start them again.
+/// @param is_rank this process is one that another launcher started
+void check_restarts(const command_line& cmd, const train_config& config,
+                    bool is_rank) {
+  if (config.train.max_restarts > 0
+      && (is_rank || cmd.nodes.nodes > 1 || !cmd.nodes.hosts.empty()))
+    throw config_error(fmt::format(
+      "train.max_restarts = {} is for ranks that smp-train itself starts on "
+      "one machine; leave it out, and let Slurm (sbatch --requeue), Kubernetes "
+      "(backoffLimit) or a loop give the command again, which goes on from "
+      "checkpoint.dir",
+      config.train.max_restarts));
 }
 
 /// Refuses each directory that already holds a run, before anything is written
@@ -392,8 +416,10 @@ bool warns(const command_line& cmd,
 
 /// A comparison begins with the first step, and leaves nothing behind.
 train_config config_of(const command_line& cmd, config_report report) {
-  if (cmd.what == command::verify)
+  if (cmd.what == command::verify) {
     report.config.checkpoint = {};
+    report.config.train.max_restarts = 0;
+  }
   return std::move(report.config);
 }
 
@@ -456,6 +482,7 @@ int run(int argc, char** argv) {
     return exit_done;
   }
   check_modes(*cmd, modes, environment.has_value());
+  check_restarts(*cmd, config, environment && !environment->supervised);
   check_json_file(cmd->verify.json);
   // Our launcher checked this before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0

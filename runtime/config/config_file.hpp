@@ -153,6 +153,8 @@ struct train_loop_config {
   bool save_model = false;
   /// "stop" or "skip".
   std::string on_nonfinite = "stop";
+  /// How often the launcher starts the ranks again.
+  uint64_t max_restarts = 0;
 };
 
 /// Table [checkpoint].

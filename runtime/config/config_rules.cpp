@@ -266,6 +266,12 @@ public:
   void check_checkpoints() {
     if (!x_.checkpoint.dir.empty())
       return;
+    if (x_.train.max_restarts > 0)
+      found_.push_back({{"train.max_restarts", "checkpoint.dir"},
+                        setting("train.max_restarts", x_)
+                          + " without checkpoint.dir: a run that is started "
+                            "again begins anew",
+                        true});
     const checkpoint_config none;
     auto idle = [&](const char* key, bool given) {
       if (given)

@@ -230,6 +230,12 @@ const std::vector<config_key> run_table = {
    .meaning = "what happens when a loss or gradient is not finite; `stop`: "
               "exit code 5; `skip`: that step updates nothing",
    .choices = {"stop", "skip"}},
+  {.name = "train.max_restarts",
+   .slot = SMP_SLOT(train.max_restarts),
+   .meaning = "how often smp-train starts all ranks again from the newest "
+              "checkpoint after one of them was lost; only for runs on one "
+              "machine (docs/recovery.md)",
+   .elsewhere = {"restarts", "max_restart", "max_retries", "restart_limit"}},
   // -- [checkpoint] -----------------------------------------------------------
   {.name = "checkpoint.dir",
    .slot = SMP_SLOT(checkpoint.dir),

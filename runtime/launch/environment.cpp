@@ -307,6 +307,10 @@ std::optional<rank_environment> read_rank_environment() {
   return result;
 }
 
+uint64_t restart_number() {
+  return number(own_variable, restart_variable).value_or(0);
+}
+
 bool stderr_is_terminal() {
   if (auto told = variable(own_variable, "SMP_TERMINAL"))
     return *told == "1";

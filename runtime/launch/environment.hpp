@@ -56,6 +56,13 @@ inline constexpr const char* no_shared_memory_variable = "SMP_NO_SHARED_MEMORY";
 /// Passes `run_dir` from our launcher to its ranks.
 inline constexpr const char* run_dir_variable = "SMP_RUN_DIR";
 
+/// Passes `restart_number` from our launcher to its ranks.
+inline constexpr const char* restart_variable = "SMP_RESTART";
+
+/// @returns how often our launcher has started the run of this rank again; 0:
+/// this is its first start
+uint64_t restart_number();
+
 /// A variable of the environment and its value.
 struct environment_variable {
   const char* name;

@@ -7,6 +7,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/files/file_io.hpp"
 #include "runtime/launch/environment.hpp"
+#include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/process_group.hpp"
 #include "runtime/launch/run_dir.hpp"
@@ -15,6 +16,7 @@
 #include "runtime/launch/shared_flights.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/process/control_group.hpp"
+#include "runtime/process/interruptible_pause.hpp"
 #include "runtime/process/limits.hpp"
 #include "transport/files/file_descriptor.hpp"
 #include "transport/files/run_secret.hpp"
@@ -23,6 +25,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -118,10 +122,9 @@ launch_place find_place(const launch_options& x) {
   return result;
 }
 
-std::map<std::string, std::string> variables_of(uint64_t rank,
-                                                const launch_options& x,
-                                                const launch_place& place,
-                                                int secret, uint16_t port) {
+std::map<std::string, std::string>
+variables_of(uint64_t rank, const launch_options& x, const launch_place& place,
+             int secret, uint16_t port, uint64_t restarts) {
   auto result = x.environment;
   for (auto& [name, value] : variables_before_exec)
     if (std::getenv(name) == nullptr)
@@ -137,6 +140,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
   result[run_dir_variable] = place.log_dir;
+  result[restart_variable] = std::to_string(restarts);
   // Its stderr is a pipe; progress lines depend on what is behind it.
   bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
   result["SMP_TERMINAL"] = terminal ? "1" : "0";
@@ -188,16 +192,16 @@ void place_early_end(process_group::result& x, const launch_place& place) {
                                      : "before its first step");
 }
 
-void print_cause(const process_group::result& x, const launch_place& place) {
-  if (!x.cause || x.told_by_rank_0)
-    return;
-  auto line = "smp: " + cause_text(x);
+/// @returns the cause, and where there is more of it
+std::string cause_line(const process_group::result& x,
+                       const launch_place& place) {
+  auto result = cause_text(x);
   auto rank = x.cause.rank;
   if (!place.log_dir.empty() && rank != no_rank)
-    line += fmt::format("; its output: {}/log-{}.txt{}", place.log_dir,
-                        rank.value,
-                        is_here(rank, place) ? "" : " on its machine");
-  print_stderr("{}\n", line);
+    result += fmt::format("; its output: {}/log-{}.txt{}", place.log_dir,
+                          rank.value,
+                          is_here(rank, place) ? "" : " on its machine");
+  return result;
 }
 
 /// For later reading: what the ranks here did last.
@@ -229,21 +233,9 @@ void write_stall(const stall_report& x, const std::string& log_dir) {
   std::ofstream{stall_path(log_dir)} << json_text(result, 2) << '\n';
 }
 
-/// From now on tools can inspect the run, see docs/inspect.md. Called before
-/// there are logs, so that their readers can know that the run is not over. A
-/// lone rank joins nobody: its session publishes where to ask.
-std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
-                                          const launch_options& x) {
-  if (x.log_dir.empty())
-    return nullptr;
-  make_run_dir(x.log_dir, {});
-  for (auto& left : {end_path(x.log_dir), stall_path(x.log_dir)})
-    std::remove(left.c_str()); // of an earlier run
-  for (uint64_t i = 0; i < x.ranks; ++i)
-    std::remove(flight_path(x.log_dir, rank_id{i}).c_str());
-  return std::make_unique<published_entry>(
-    x.log_dir, x.ranks > 1 ? supervisor.open_inspection()
-                           : entry_of_this_process(0, run_secret::make()));
+/// Nobody can be asked, but the run is not over.
+inspection_entry entry_without_port() {
+  return entry_of_this_process(0, run_secret::make());
 }
 
 /// Whether rank 0 can report the stall on the console itself.
@@ -317,7 +309,8 @@ void find_first_cause(process_group::result& x, const launch_place& place,
 supervisor_host::options supervision_of(const launch_options& x,
                                         const launch_place& place,
                                         process_group& group,
-                                        distant_losses& elsewhere) {
+                                        distant_losses& elsewhere,
+                                        std::atomic<bool>& deadlock) {
   supervisor_host::options result;
   result.world_size = x.ranks;
   result.run_id = place.run_id;
@@ -345,6 +338,7 @@ supervisor_host::options supervision_of(const launch_options& x,
     if (!place.log_dir.empty())
       write_stall(y, place.log_dir);
     write_flights(place);
+    deadlock = y.deadlock;
     if (y.ends)
       group.end({error_code::stalled, no_rank, {}, y.text}, code_stalled);
     else if (!tells_stalls(y))
@@ -389,18 +383,144 @@ struct rank_reports {
   std::function<void(rank_id, bool)> stop;
 };
 
-} // namespace
+// -- attempts -----------------------------------------------------------------
 
-int launch(const launch_options& x) {
-  if (x.ranks == 0)
-    throw error{error_code::config, "the number of ranks must be at least 1"};
-  auto place = find_place(x);
+/// A run, with all attempts at it.
+class whole_run {
+public:
+  explicit whole_run(const launch_options& x)
+    : options_(x), policy_(x.restarts.limit) {
+    if (x.restarts.limit > 0)
+      pause_.emplace();
+  }
+
+  /// @returns the exit code
+  int operator()() {
+    do
+      attempt();
+    while (begins_again());
+    return code_;
+  }
+
+private:
+  void attempt();
+
+  /// From now on tools can inspect the run, see docs/inspect.md. Called before
+  /// there are logs, so that their readers can know that the run is not over. A
+  /// lone rank joins nobody: its session publishes where to ask.
+  void let_look(supervisor_host& supervisor) {
+    auto& dir = options_.log_dir;
+    if (dir.empty())
+      return;
+    auto where = options_.ranks > 1 ? supervisor.open_inspection()
+                                    : entry_without_port();
+    if (entry_)
+      return entry_->replace(where);
+    make_run_dir(dir, {});
+    for (auto& left : {end_path(dir), stall_path(dir)})
+      std::remove(left.c_str()); // of an earlier run
+    for (uint64_t i = 0; i < options_.ranks; ++i)
+      std::remove(flight_path(dir, rank_id{i}).c_str());
+    entry_ = std::make_unique<published_entry>(dir, where);
+  }
+
+  /// What follows, while tools can still ask the SUPERVISOR.
+  void conclude(const process_group::result& x, bool deadlock) {
+    reached_ = std::max(reached_, progress_of(0, place_).stage());
+    code_ = exit_code(x);
+    cause_ = cause_text(x);
+    next_ = decide(x, deadlock);
+    if (next_.again) {
+      if (entry_)
+        entry_->replace(entry_without_port());
+      print_stderr(
+        "smp: {}; {} step{} done; restart {} of {} in {} s, from {}\n",
+        cause_line(x, place_), position_.steps,
+        position_.steps == 1 ? " is" : "s are", policy_.restarts(),
+        options_.restarts.limit, next_.wait / std::chrono::seconds{1},
+        position_.checkpoint.empty() ? "the beginning" : position_.checkpoint);
+      return;
+    }
+    auto told = x.cause && !x.told_by_rank_0 ? cause_line(x, place_) : "";
+    end(std::move(told), next_.why_not);
+  }
+
+  restart_decision decide(const process_group::result& x, bool deadlock) {
+    if (options_.restarts.limit == 0 || !x.cause || x.interrupted)
+      return {};
+    try {
+      position_ = options_.restarts.look();
+    } catch (const error& e) {
+      return {.why_not = fmt::format("not started again: {}", e.what())};
+    }
+    return policy_.decide({.cause = x.cause,
+                           .code = x.code,
+                           .early = x.early.has_value(),
+                           .interrupted = x.interrupted,
+                           .deadlock = deadlock,
+                           .steps = position_.steps,
+                           .made_steps = position_.made_steps});
+  }
+
+  /// @returns whether there is another attempt
+  bool begins_again() {
+    if (!next_.again)
+      return false;
+    if (!pause_->wait(next_.wait)) {
+      code_ = code_interrupted;
+      end("interrupted", {});
+      return false;
+    }
+    try {
+      options_.command = options_.restarts.begin(
+        {.number = ++restarts_,
+         .at_step = position_.steps + 1,
+         .from_step = position_.next_from,
+         .cause = cause_});
+    } catch (const error& e) {
+      code_ = exit_code_of(e.code());
+      end({}, fmt::format("not started again: {}", e.what()));
+      return false;
+    }
+    return true;
+  }
+
+  /// The run is over. @param why_not joins the cause in the run's outcome
+  void end(std::string told, const std::string& why_not) {
+    for (auto* text : {&told, &cause_})
+      if (!why_not.empty())
+        *text += (text->empty() ? "" : "; ") + why_not;
+    if (!place_.log_dir.empty() && place_.first())
+      write_run_outcome(place_.log_dir, {code_, cause_, reached_, restarts_});
+    if (!told.empty())
+      print_stderr("smp: {}\n", told);
+    entry_.reset();
+  }
+
+  launch_options options_;
+  restart_policy policy_;
+  std::optional<interruptible_pause> pause_;
+  std::unique_ptr<published_entry> entry_;
+  launch_place place_; // of the last attempt
+  run_position position_;
+  restart_decision next_;
+  uint64_t restarts_ = 0;
+  run_stage reached_ = run_stage::start;
+  int code_ = 0;
+  std::string cause_;
+};
+
+void whole_run::attempt() {
+  auto& x = options_;
+  place_ = find_place(x);
+  auto& place = place_;
   check_limits(place.ranks);
   if (x.ranks > 1 && !place.network.line)
     check_loopback();
   auto begin = std::time(nullptr);
   auto handed_over = secret_descriptor(place.secret);
   auto options = group_options(x, place, handed_over.get());
+  options.appends_to_logs = restarts_ > 0;
   rank_reports reports;
   options.on_quit = [&] {
     write_flights(place);
@@ -415,12 +535,13 @@ int launch(const launch_options& x) {
   options.on_stop = [&](rank_id y, bool stopped) { reports.stop(y, stopped); };
   process_group group{std::move(options)};
   distant_losses elsewhere;
+  std::atomic<bool> deadlock = false;
   actor_host actors;
   std::unique_ptr<supervisor_host> supervisor;
   std::unique_ptr<supervisor_link> link;
   if (place.first())
     supervisor = std::make_unique<supervisor_host>(
-      actors, supervision_of(x, place, group, elsewhere));
+      actors, supervision_of(x, place, group, elsewhere, deadlock));
   else
     link = std::make_unique<supervisor_link>(actors, link_of(x, place, group));
   if (supervisor)
@@ -428,9 +549,10 @@ int launch(const launch_options& x) {
   else
     reports.go_to(*link);
   auto port = supervisor ? supervisor->port() : x.nodes.port;
-  auto entry = supervisor ? let_look(*supervisor, x) : nullptr;
+  if (supervisor)
+    let_look(*supervisor);
   group.start([&](uint64_t rank) {
-    return variables_of(rank, x, place, handed_over.get(), port);
+    return variables_of(rank, x, place, handed_over.get(), port, restarts_);
   });
   auto result = group.run();
   if (place.first() && place.ranks < x.ranks)
@@ -440,15 +562,18 @@ int launch(const launch_options& x) {
     remove_dead_segments(shared_memory_folder(), begin);
   if (result.cause)
     write_flights(place);
-  if (!place.log_dir.empty()) {
+  if (!place.log_dir.empty())
     for (auto pid : group.pids())
       remove_leftovers(place.log_dir, pid);
-    if (place.first())
-      write_run_outcome(place.log_dir, {exit_code(result), cause_text(result),
-                                        progress_of(0, place).stage()});
-  }
-  print_cause(result, place);
-  return exit_code(result);
+  conclude(result, deadlock);
+}
+
+} // namespace
+
+int launch(const launch_options& x) {
+  if (x.ranks == 0)
+    throw error{error_code::config, "the number of ranks must be at least 1"};
+  return whole_run{x}();
 }
 
 } // namespace smp

@@ -5,9 +5,11 @@
 
 #include "actors/stalls/stall_judge.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/launch/restart_policy.hpp"
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -24,6 +26,17 @@ struct node_options {
   /// Name or address of the first machine.
   std::string master;
   uint16_t port = 0;
+};
+
+/// What a program does whose run may be started again.
+struct restart_options {
+  /// How often; 0: never.
+  uint64_t limit = 0;
+  /// Called when all ranks are gone.
+  std::function<run_position()> look;
+  /// Called before each restart, to keep it on record.
+  /// @returns what each rank runs from now on
+  std::function<std::vector<std::string>(const restart_note&)> begin;
 };
 
 struct launch_options {
@@ -54,6 +67,8 @@ struct launch_options {
   std::chrono::milliseconds grace{2000};
   /// After Ctrl-C the ranks have this time for a clean end.
   std::chrono::milliseconds interrupt_grace{30000};
+  /// Only for runs on one machine.
+  restart_options restarts;
 };
 
 /// Hosts the SUPERVISOR (on the first machine), runs the ranks of this
@@ -66,7 +81,9 @@ struct launch_options {
 /// the run while it lasts (docs/inspect.md). Ctrl-C is passed on to the
 /// ranks; a second one kills them. Call this from the main thread: the
 /// ranks die with the thread that started them, so that even a killed
-/// launcher leaves none behind.
+/// launcher leaves none behind. A run that lost a rank is started again as
+/// `restarts` allows (`restart_policy`): the logs go on, and the outcome is
+/// that of the last attempt.
 /// @returns the exit code: 0 done, `verdict` if a rank returned it, 3 a
 /// rank failed, 4 stalled, 130 interrupted; 2, 4 and 5 as the failed
 /// rank returned them

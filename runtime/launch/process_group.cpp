@@ -25,12 +25,6 @@ namespace smp {
 
 namespace {
 
-/// nohup and background jobs of scripts ignore some signals on purpose.
-bool is_ignored(int number) {
-  struct sigaction now {};
-  return ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
-}
-
 /// What it means if that was no end of the run.
 std::string early_text(const process_end& x) {
   return fmt::format("ended with code {} before the others", x.code);
@@ -77,7 +71,8 @@ void process_group::start(
                   fmt::format("{}: cannot be made: {}", options_.log_dir,
                               problem.message())};
     if (options_.first_rank == 0)
-      console_ = std::make_unique<output_tee>(log_path(0));
+      console_ = std::make_unique<output_tee>(log_path(0),
+                                              options_.appends_to_logs);
   }
   if (int ends[2]; ::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
     words_out_.reset(ends[0]);
@@ -106,24 +101,38 @@ void process_group::start_rank(uint64_t rank,
     x.environment[has_logs ? unwritten_words_variable : last_words_variable]
       = std::to_string(words_in_.get());
   }
+  std::error_code missing;
+  auto before = std::filesystem::file_size(log_path(rank), missing);
   file_descriptor log;
   if (console_ && rank == 0) {
     x.out = console_->out();
     x.err = console_->err();
   } else if (has_logs) {
     auto path = log_path(rank);
-    log.reset(::open(
-      path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+    const int begin = options_.appends_to_logs ? 0 : O_TRUNC;
+    log.reset(::open(path.c_str(),
+                     O_WRONLY | O_CREAT | begin | O_APPEND | O_CLOEXEC, 0644));
     if (!log)
       throw error{error_code::config, fmt::format("{}: cannot be written: {}",
                                                   path, std::strerror(errno))};
     x.out = x.err = log.get();
   }
-  children_.emplace_back().pid = spawn(x);
+  auto pid = spawn(x);
+  auto& process = children_.emplace_back();
+  process.pid = pid;
+  if (options_.appends_to_logs && !missing)
+    process.log_begin = static_cast<std::streamoff>(before);
 }
 
 std::string process_group::log_path(uint64_t rank) const {
   return fmt::format("{}/log-{}.txt", options_.log_dir, rank);
+}
+
+std::ifstream process_group::read_log(uint64_t rank) const {
+  std::ifstream result{log_path(rank), std::ios::binary};
+  if (auto* process = find(rank_id{rank}))
+    result.seekg(process->log_begin);
+  return result;
 }
 
 std::vector<pid_t> process_group::pids() const {
@@ -451,7 +460,7 @@ bool process_group::told_by_rank_0() const {
 bool process_group::has_printed(const std::string& x) const {
   if (options_.log_dir.empty() || options_.first_rank > 0)
     return false;
-  std::ifstream file{log_path(0), std::ios::binary};
+  auto file = read_log(0);
   for (std::string line; std::getline(file, line);)
     if (line.find(x) != std::string::npos)
       return true;
@@ -466,9 +475,11 @@ std::string process_group::last_words() const {
   // The log of a process that a signal killed may end with anything.
   if (options_.log_dir.empty() || !mine->why.empty() || result_.code == 0)
     return mine->why;
-  std::ifstream file{log_path(rank), std::ios::binary | std::ios::ate};
+  auto file = read_log(rank);
+  auto begin = static_cast<std::streamoff>(file.tellg());
+  file.seekg(0, std::ios::end);
   auto size = static_cast<std::streamoff>(file.tellg());
-  file.seekg(std::max<std::streamoff>(0, size - 4096));
+  file.seekg(std::max(begin, size - 4096));
   std::string line;
   std::string result;
   while (std::getline(file, line)) {

@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -50,6 +51,8 @@ public:
     /// Each process writes log-RANK.txt here, and rank 0 to the console too.
     /// Empty: all write to the console. Created if missing.
     std::string log_dir;
+    /// The logs go on that earlier processes of the run left there.
+    bool appends_to_logs = false;
     /// An exit code that, like 0, is a result and not a failure.
     int verdict = 0;
     /// Descriptors that all processes inherit under their numbers.
@@ -131,6 +134,7 @@ public:
 private:
   struct child {
     pid_t pid = 0;
+    std::streamoff log_begin = 0; // where its log was before it
     std::optional<process_end> end;
     /// How many ended before it.
     size_t place = 0;
@@ -174,6 +178,8 @@ private:
              int number);
   bool all_gone() const;
   std::string log_path(uint64_t rank) const;
+  /// Opens what a rank of this group has written there.
+  std::ifstream read_log(uint64_t rank) const;
   std::string last_words() const;
   /// Takes the last words that came from the pipe.
   void take_words();

@@ -88,7 +88,8 @@ std::string end_path(const std::string& run_dir) {
 void write_run_outcome(const std::string& run_dir, const run_outcome& x) {
   nlohmann::json end{{"exit_code", x.exit_code},
                      {"cause", x.cause},
-                     {"reached", to_string(x.reached)}};
+                     {"reached", to_string(x.reached)},
+                     {"restarts", x.restarts}};
   std::ofstream{end_path(run_dir)} << json_text(end, 2) << '\n';
 }
 
@@ -101,6 +102,7 @@ std::optional<run_outcome> read_run_outcome(const std::string& run_dir) {
     run_outcome result;
     result.exit_code = read.at("exit_code").get<int>();
     result.cause = read.at("cause").get<std::string>();
+    result.restarts = read.value("restarts", uint64_t{0});
     auto reached = read.at("reached").get<std::string>();
     while (to_string(result.reached) != reached) {
       if (result.reached == last_of(result.reached))

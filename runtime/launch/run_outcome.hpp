@@ -73,6 +73,8 @@ struct run_outcome {
   /// Empty if there is none.
   std::string cause;
   run_stage reached = run_stage::start;
+  /// How often the run was started again.
+  uint64_t restarts = 0;
 };
 
 /// @returns RUN_DIR/end.json

@@ -154,9 +154,10 @@ private:
 
 } // namespace
 
-output_tee::output_tee(const std::string& log_path) {
+output_tee::output_tee(const std::string& log_path, bool appends) {
+  const int begin = appends ? 0 : O_TRUNC;
   log_.reset(::open(log_path.c_str(),
-                    O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+                    O_WRONLY | O_CREAT | begin | O_APPEND | O_CLOEXEC, 0644));
   bool ready = static_cast<bool>(log_);
   if (ready) {
     stop_.reset(::eventfd(0, EFD_CLOEXEC));

@@ -16,8 +16,9 @@ namespace smp {
 /// with its last text only.
 class output_tee {
 public:
+  /// @param appends the log goes on; else it begins anew
   /// @throws error (config) if the log cannot be written
-  explicit output_tee(const std::string& log_path);
+  explicit output_tee(const std::string& log_path, bool appends = false);
 
   /// Copies everything written so far, then ends.
   ~output_tee();

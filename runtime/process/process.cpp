@@ -173,6 +173,11 @@ pid_t spawn(const spawn_options& x) {
   return pid;
 }
 
+bool is_ignored(int signal) {
+  struct sigaction now {};
+  return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 std::optional<process_end> reap(pid_t pid) {
   siginfo_t info{};
   if (::waitid(P_PID, static_cast<id_t>(pid), &info,

@@ -36,6 +36,10 @@ struct spawn_options {
 /// @throws error (config) if the program cannot be executed
 pid_t spawn(const spawn_options& x);
 
+/// @returns whether this process ignores a signal, as nohup and background jobs
+/// of scripts do on purpose
+bool is_ignored(int signal);
+
 /// Reaps a child that has ended, at once, as UCX and others would see a zombie
 /// as alive. Kills what the child left in its process group.
 /// @returns nothing while `pid` runs

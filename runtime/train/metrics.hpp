@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/launch/restart_policy.hpp"
 #include "runtime/train/rank_devices.hpp"
 
 #include <cstdint>
@@ -52,30 +53,49 @@ struct step_metrics {
 /// becomes null, as JSON cannot express it.
 std::string to_json(const step_metrics& x);
 
+// -- a run that is started again ----------------------------------------------
+
+/// Puts a line at the end of RUN_DIR/metrics.jsonl, which is made if necessary:
+/// the lines that follow begin again with the step after `x.from_step`. A line
+/// that the end of a rank broke is removed.
+/// @throws error (config) naming `path`
+void add_restart(const std::string& path, const restart_note& x);
+
+/// @returns the steps that are done as of the last line; nothing without one
+/// @throws error (config) naming `path`
+std::optional<uint64_t> steps_done_in(const std::string& path);
+
+// -- writing ------------------------------------------------------------------
+
 /// Appends steps to a file. Each line is complete and flushed, so that a run
 /// can be followed and a killed run breaks at most the last line.
 class metrics_file {
 public:
   /// Creates `path` or empties it.
+  /// @param goes_on the last line is that of a restart, and stays
   /// @throws error (config) naming `path`
-  explicit metrics_file(std::string path);
+  explicit metrics_file(std::string path, bool goes_on = false);
 
   /// @throws error (config) naming the file, e.g. if the disk is full
   void write(const step_metrics& x);
 
   /// Writes the loss into the last step's line, in place of its null; does
-  /// nothing if that line has none. No line moves or grows, so a reader that
+  /// nothing if that line has none. After a restart that is the line of the
+  /// step from which the run goes on. No line moves or grows, so a reader that
   /// follows the file sees each line once, and a killed run keeps all lines.
   /// @throws error (config) as `write`
   void add_held_out_loss(double x);
 
 private:
-  void put_last();
+  void put(const std::string& line);
+  void find_open_line();
 
   std::string path_;
   std::ofstream out_;
-  step_metrics last_;
-  std::ofstream::pos_type begin_; // of its line
+  /// The last step's line, if it has a place for a held-out loss, and where it
+  /// begins.
+  std::string open_line_;
+  std::ofstream::pos_type begin_;
 };
 
 } // namespace smp

@@ -8,6 +8,7 @@
 #include "runtime/deferred/delay_param_initialization.hpp"
 #include "runtime/device/rank_device.hpp"
 #include "runtime/intercept/call_observer.hpp"
+#include "runtime/launch/environment.hpp"
 #include "runtime/placement/module_times.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
@@ -103,7 +104,7 @@ public:
       torch_optimizer_(make_optimizer(config.optimizer, parameters_, true)),
       optimizer_(*torch_optimizer_, options_of(config)) {
     if (s.rank() == 0)
-      metrics_.emplace(run_dir + "/metrics.jsonl");
+      metrics_.emplace(run_dir + "/metrics.jsonl", restart_number() > 0);
     for (auto rank : get_group(comm_group::world))
       world_.push_back(rank_id{rank});
     require_same_data(*data_, s.internals());
@@ -547,8 +548,7 @@ private:
   std::vector<rank_id> world_;
   device_memory_sum devices_; // from the partition on
   train_summary summary_;
-  double executing_seconds_ = 0; // of all ranks and steps
-  double pipeline_seconds_ = 0;  // the same
+  double executing_seconds_ = 0, pipeline_seconds_ = 0; // of ranks and steps
 };
 
 } // namespace

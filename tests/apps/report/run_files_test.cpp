@@ -53,6 +53,26 @@ TEST_CASE("The last whole line of metrics.jsonl counts", "[apps][report]") {
   CHECK(read_run_files(dir.path).last->step == 3001);
 }
 
+TEST_CASE("What a restart lost does not count", "[apps][report]") {
+  scratch_dir dir;
+  const std::string restart = R"({"restart":1,"at_step":8,"from_step":4,)"
+                              R"("cause":"\"step\":9"})"
+                              "\n";
+  dir.write("metrics.jsonl", steps(7) + restart);
+  auto x = read_run_files(dir.path);
+  REQUIRE(x.last);
+  CHECK(x.last->step == 4);
+  CHECK(x.last->loss == 0.25);
+  dir.write("metrics.jsonl", steps(7) + restart + steps(5));
+  CHECK(read_run_files(dir.path).last->step == 5);
+  dir.write("metrics.jsonl",
+            R"({"restart":1,"at_step":1,"from_step":0,"cause":"x"})"
+            "\n");
+  CHECK_FALSE(read_run_files(dir.path).last);
+  dir.write("end.json", R"({"exit_code":0,"cause":"","restarts":2})");
+  CHECK(read_run_files(dir.path).restarts == 2);
+}
+
 TEST_CASE("Samples of all data that are sequences count as tokens",
           "[apps][report]") {
   scratch_dir dir;

@@ -363,7 +363,7 @@ TEST_CASE("keys that are gone are unknown, and lead to what there is",
   CHECK_THAT(told("train.colour=1"), ContainsSubstring("; keys of [train]: "));
   for (auto gone :
        {"smp.schedule.timeout", "smp.trace_execution_times",
-        "smp.trace_memory_usage", "train.max_restarts", "transport.type",
+        "smp.trace_memory_usage", "transport.type",
         "transport.force_device_path", "transport.force_ranks_per_node",
         "transport.send_arena", "transport.receive_arena", "monitor.address"})
     CHECK_THAT(told(std::string{gone} + "=1"),

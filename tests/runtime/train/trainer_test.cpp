@@ -256,6 +256,63 @@ TEST_CASE("A step becomes one line of JSON", "[runtime][trainer]") {
     Catch::Matchers::ContainsSubstring("/nowhere/m.jsonl: No such file"));
 }
 
+TEST_CASE("Metrics go on after a restart", "[runtime][trainer]") {
+  scratch_dir dir;
+  auto path = (dir.path / "m.jsonl").string();
+  auto step = [](uint64_t number, bool evaluates = false) {
+    smp::step_metrics x;
+    x.step = number;
+    x.loss = 1.0 / 3;
+    if (evaluates)
+      x.held_out_loss = std::numeric_limits<double>::quiet_NaN();
+    return x;
+  };
+  CHECK_FALSE(smp::steps_done_in(path)); // not there yet
+  smp::add_restart(path, {1, 1, 0, "rank 1: \"x\""});
+  const std::string first
+    = R"({"restart":1,"at_step":1,"from_step":0,"cause":"rank 1: \"x\""})"
+      "\n";
+  CHECK(dir.read("m.jsonl") == first);
+  CHECK(smp::steps_done_in(path) == 0);
+  {
+    smp::metrics_file file{path, true};
+    file.write(step(1));
+    file.write(step(2, true));
+    file.write(step(3, true));
+  }
+  CHECK(smp::steps_done_in(path) == 3);
+  // The end of a rank breaks the last line.
+  auto whole = dir.read("m.jsonl");
+  dir.write("m.jsonl", whole + R"({"step":4,"lo)");
+  CHECK(smp::steps_done_in(path) == 3);
+  smp::add_restart(path, {2, 4, 2, "y"});
+  CHECK(dir.read("m.jsonl")
+        == whole + R"({"restart":2,"at_step":4,"from_step":2,"cause":"y"})"
+             + "\n");
+  CHECK(smp::steps_done_in(path) == 2);
+  // The evaluation of the step from which it goes on is still to come.
+  {
+    smp::metrics_file file{path, true};
+    file.add_held_out_loss(0.5);
+    file.write(step(3));
+    file.add_held_out_loss(0.25); // not of this step
+  }
+  std::istringstream lines{dir.read("m.jsonl")};
+  std::vector<std::string> found;
+  for (std::string line; std::getline(lines, line);) {
+    auto x = nlohmann::json::parse(line);
+    found.push_back(x.contains("restart") ? "restart" : x["step"].dump());
+    if (x.contains("held_out_loss"))
+      found.back() += " " + x["held_out_loss"].dump();
+  }
+  CHECK(found
+        == std::vector<std::string>{"restart", "1", "2 0.5", "3 null",
+                                    "restart", "3"});
+  CHECK_THROWS_WITH(
+    smp::add_restart("/nowhere/m.jsonl", {}),
+    Catch::Matchers::ContainsSubstring("/nowhere/m.jsonl: No such file"));
+}
+
 TEST_CASE("The sampler draws bytes by their probability",
           "[runtime][trainer]") {
   // exp(logit / T) of a : b : c is 1 : 2 : 4, all others cannot be drawn.

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "runtime/config/config_file.hpp"
+#include "runtime/launch/restart_policy.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp::app {
+
+/// A run of smp-train that its launcher may start again: how far it came, and
+/// where it goes on. Used while no rank runs.
+class run_restarts {
+public:
+  /// @param command of each rank, the program's name first
+  /// @throws error (config) if checkpoints cannot be looked for
+  run_restarts(const train_config& config, std::string run_dir,
+               std::vector<std::string> command);
+
+  /// @throws error (config) naming the file or folder that cannot be read
+  run_position look() const;
+
+  /// Puts a restart on record in RUN_DIR/metrics.jsonl.
+  /// @returns the command of each rank from now on
+  /// @throws error (config) naming the file
+  std::vector<std::string> begin(const restart_note& x);
+
+private:
+  struct origin {
+    uint64_t step = 0;
+    std::string checkpoint;
+    bool newest = false; // of `checkpoint.dir`
+  };
+
+  /// @returns where a rank that starts now goes on
+  origin next_origin() const;
+
+  const train_config& config_;
+  std::string metrics_;
+  std::vector<std::string> command_;
+  uint64_t began_at_ = 0; // steps that the last ranks did not have to make
+};
+
+} // namespace smp::app

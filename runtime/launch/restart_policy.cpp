@@ -1,0 +1,58 @@
+#include "runtime/launch/restart_policy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace smp {
+
+namespace {
+
+constexpr uint64_t most_at_one_place = 3;
+constexpr std::chrono::seconds first_wait{1};
+constexpr std::chrono::seconds longest_wait{60};
+
+} // namespace
+
+bool restart_policy::is_loss(const attempt_end& x) const {
+  switch (x.code) {
+    case 2:   // a configuration, data or a limit of the system
+    case 5:   // numbers: the next attempt computes the same
+    case 130: // a rank was interrupted, by itself
+      return false;
+    case 4:
+      return !x.deadlock;
+    default:
+      break;
+  }
+  // A program that fails before it has ever made a step is wrong.
+  const bool by_itself = x.code != 0 || x.early;
+  return !by_itself || x.made_steps || restarts_ > 0;
+}
+
+restart_decision restart_policy::decide(const attempt_end& x) {
+  if (limit_ == 0 || !x.cause || x.interrupted || !is_loss(x))
+    return {};
+  if (failures_.empty() || x.steps > furthest_) {
+    failures_.clear();
+    furthest_ = x.steps;
+    wait_ = {};
+  }
+  auto& [count, first] = failures_[x.steps];
+  if (++count == 1)
+    first = x.cause;
+  if (count == most_at_one_place)
+    return {.why_not = fmt::format(
+              "not started again: {} times after {} steps, and none got "
+              "further; the first time {}",
+              count, x.steps, first.describe())};
+  if (restarts_ == limit_)
+    return {
+      .why_not = fmt::format("not started again: {} of {} restarts are made",
+                             restarts_, limit_)};
+  ++restarts_;
+  wait_ = std::clamp(2 * wait_, first_wait, longest_wait);
+  return {.again = true, .wait = wait_};
+}
+
+} // namespace smp
