@@ -103,6 +103,9 @@ TEST_CASE_METHOD(restarted_run, "a run that waits to begin again can be ended",
   kill_at(*run, 1, 0);
   kill_at(*run, 1, 0);
   REQUIRE(run->wait_for("restart 2 of 10 in 2 s"));
+  // Tools know that it is not over.
+  CHECK_THAT(content_of(path / "run/inspect.entry"),
+             ContainsSubstring("\nport 0\n"));
   run->signal(SIGUSR1); // there is nothing to save
   run->signal(SIGINT);
   CHECK(run->join() == 130);
