@@ -7,7 +7,7 @@
 namespace smp {
 
 interruptible_pause::interruptible_pause() {
-  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2})
+  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
     if (!is_ignored(number))
       signals_.add(number);
 }
@@ -26,7 +26,7 @@ void interruptible_pause::await_signal() {
     if (over)
       return;
     // Nobody is there who could save anything.
-    if (number == SIGUSR1 || number == SIGUSR2)
+    if (number == SIGQUIT || number == SIGUSR1 || number == SIGUSR2)
       return await_signal();
     interrupted_ = true;
     timer_.cancel();
