@@ -270,10 +270,15 @@ const char* category_of(const flight_slice& x) noexcept {
   return "";
 }
 
+std::string name_of(uint32_t name, const flight_log& from) {
+  auto& known = from.name(name);
+  if (!known.empty() || name >= first_text_name)
+    return known;
+  return name == 0 ? "step body" : "module " + std::to_string(name);
+}
+
 std::string title_of(const flight_slice& x, const flight_log& from) {
-  auto name = from.name(x.name);
-  if (name.empty() && x.name < first_text_name)
-    name = x.name == 0 ? "step body" : "module " + std::to_string(x.name);
+  auto name = name_of(x.name, from);
   auto in_microbatch = std::string{category_of(x)} + ' ' + name + " mb "
                        + std::to_string(x.microbatch);
   switch (x.what) {

@@ -63,6 +63,9 @@ flight_timeline timeline_of(const flight_log& x);
 /// What a slice shows, in a word: "wait", "forward", "transfer" ...
 const char* category_of(const flight_slice& x) noexcept;
 
+/// @returns the name of an event or a slice; modules without one by number
+std::string name_of(uint32_t name, const flight_log& from);
+
 /// @returns "forward h.3 mb 2", "optimizer"; modules without a name by number.
 /// (Perfetto gives each name a colour of its own, whatever its digits are.)
 std::string title_of(const flight_slice& x, const flight_log& from);

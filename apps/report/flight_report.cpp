@@ -98,19 +98,12 @@ bool has_step(flight_kind x) {
   return x == step_begins || x == step_ends || x == failed || x == admitted;
 }
 
-std::string name_in(const flight_event& x, const flight_log& log) {
-  auto result = log.name(x.name);
-  if (result.empty() && x.name < first_text_name)
-    result = x.name == 0 ? "step body" : fmt::format("module {}", x.name);
-  return result;
-}
-
 std::string text_of(const flight_event& x, const flight_log& log) {
   std::vector<std::string> parts;
   if (has_step(x.kind))
     parts.push_back(fmt::format("step {}", x.step));
   if (has_name(x.kind))
-    parts.push_back(name_in(x, log));
+    parts.push_back(name_of(x.name, log));
   if (has_microbatch(x.kind)) {
     parts.push_back(fmt::format("microbatch {}", x.microbatch));
     parts.emplace_back(to_string(x.what));
@@ -244,7 +237,7 @@ json flight_json(std::span<const flight_log> logs, const flight_selection& x) {
            {"kind", to_string(event.kind)},
            {"step", event.step}};
     if (has_name(event.kind))
-      z["name"] = printable(name_in(event, *y.log));
+      z["name"] = printable(name_of(event.name, *y.log));
     if (has_microbatch(event.kind)) {
       z["microbatch"] = event.microbatch;
       z["phase"] = to_string(event.what);

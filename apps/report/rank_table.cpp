@@ -425,7 +425,7 @@ std::vector<table_line> table_of(const std::string& place, const run_look& x,
     for (auto& x : columns) {
       auto text = x.text(row);
       auto blanks = x.width - std::min(x.width, length_of(text));
-      if (x.width == bars[0].width)
+      if (x.width == bars[0].width && length_of(text) > bar_width)
         marks.push_back({length_of(line) + blanks, bar_width, style::bar});
       line += std::string(blanks, ' ') + text;
     }

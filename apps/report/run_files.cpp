@@ -163,6 +163,40 @@ run_files read_run_files(const std::string& run_dir) {
   return result;
 }
 
+std::vector<config_setting> read_settings(const std::string& run_dir) {
+  constexpr std::string_view follows = " follows from other keys";
+  std::vector<config_setting> result;
+  std::ifstream file{fs::path{run_dir} / "config.toml"};
+  std::string table;
+  for (std::string line; std::getline(file, line);) {
+    std::string_view x = line;
+    if (x.starts_with('[')) {
+      table = x.substr(1, x.find(']') - 1);
+      continue;
+    }
+    config_setting setting;
+    // "# memory_weight = 0.8 follows from other keys"
+    if (x.starts_with("# ") && x.ends_with(follows)) {
+      x = x.substr(2, x.size() - 2 - follows.size());
+      setting.origin = "other keys";
+    }
+    auto equals = x.find(" = ");
+    if (table.empty() || x.starts_with('#') || equals == x.npos)
+      continue;
+    setting.name = table + '.' + std::string{x.substr(0, equals)};
+    x = x.substr(equals + 3);
+    // A value that has this in it has quotes behind it.
+    if (auto comment = x.rfind("  # ");
+        comment != x.npos && x.find('"', comment) == x.npos) {
+      setting.origin = x.substr(comment + 4);
+      x = x.substr(0, comment);
+    }
+    setting.value = x;
+    result.push_back(std::move(setting));
+  }
+  return result;
+}
+
 std::string progress_text(const run_files& x) {
   if (!x.last)
     return {};

@@ -49,6 +49,17 @@ struct run_files {
 /// Never throws: what cannot be read is left out.
 run_files read_run_files(const std::string& run_dir);
 
+/// A key of the run's configuration.
+struct config_setting {
+  std::string name;
+  std::string value;
+  /// "quickstart.toml:12"; empty: a default.
+  std::string origin;
+};
+
+/// @returns what RUN_DIR/config.toml has; nothing if there is none
+std::vector<config_setting> read_settings(const std::string& run_dir);
+
 /// @returns "step 40/100, loss 2.5111"; empty before the first step
 std::string progress_text(const run_files& x);
 

@@ -116,6 +116,17 @@ json tree_json(const run_status& x) {
   return tree_below(actors_of(x), {}, 0);
 }
 
+json health_json(const run_status& x) {
+  json result = json::array();
+  for (auto& y : x.ranks)
+    result.push_back({{"rank", y.rank.value},
+                      {"health", smp::to_string(y.health)},
+                      {"state", printable(state_of(y))},
+                      {"why", printable(y.why)},
+                      {"silent_seconds", y.seconds}});
+  return result;
+}
+
 json waits_json(const run_status& x) {
   auto waits = waits_of(x);
   json result{{"chain", printable(waits.chain)}};

@@ -25,6 +25,8 @@ json actors_json(const run_status& x);
 /// The actors as a tree, each with its "children".
 json tree_json(const run_status& x);
 
+json health_json(const run_status& x);
+
 json waits_json(const run_status& x);
 
 json comm_json(const run_status& x);

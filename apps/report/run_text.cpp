@@ -255,6 +255,19 @@ std::optional<std::string> actor_text(const run_status& x,
   return result;
 }
 
+std::string health_text(const run_status& x) {
+  std::string result;
+  for (auto& y : x.ranks) {
+    result += fmt::format("rank {:<5}{:<9}{}", y.rank.value,
+                          smp::to_string(y.health), state_of(y));
+    if (!is_well(y.health))
+      result += fmt::format("; {}, last heard of {} ago", y.why,
+                            duration_text(y.seconds));
+    result += '\n';
+  }
+  return printable(result);
+}
+
 std::string waits_text(const run_status& x) {
   auto waits = waits_of(x);
   std::string result;

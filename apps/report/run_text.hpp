@@ -34,6 +34,9 @@ std::optional<std::string> actor_text(const run_status& x,
 
 std::string waits_text(const run_status& x);
 
+/// A line for each rank: whether it is well, and if not, why.
+std::string health_text(const run_status& x);
+
 /// What ranks sent to each other.
 std::string comm_text(const run_status& x);
 

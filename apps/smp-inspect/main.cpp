@@ -6,6 +6,7 @@
 #include "apps/report/flight_report.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
+#include "apps/report/text_layout.hpp"
 #include "transport/error.hpp"
 
 #include <CLI/CLI.hpp>
@@ -72,6 +73,8 @@ answer answer_of(const std::string& command, const options& x,
     return {"tree", tree_json(status), actor_tree(status)};
   if (command == "waits")
     return {"waits", waits_json(status), waits_text(status)};
+  if (command == "health")
+    return {"health", health_json(status), health_text(status)};
   if (command == "comm")
     return {"comm", comm_json(status), comm_text(status)};
   auto actor = find_actor(status, x.actor);
@@ -100,6 +103,27 @@ int show_flight(const options& x) {
   return code_of(look);
 }
 
+/// Of any run of smp-train, also one that is over.
+int show_config(const options& x) {
+  auto settings = read_settings(x.place);
+  if (settings.empty())
+    throw config_error(x.place
+                       + ": no config.toml; only runs of smp-train have one, "
+                         "in their run directory");
+  if (x.json) {
+    json result = json::object();
+    for (auto& y : settings)
+      result[y.name] = {{"value", y.value},
+                        {"origin", y.origin.empty() ? "default" : y.origin}};
+    print(result.dump(2) + '\n');
+    return exit_well;
+  }
+  for (auto& y : settings)
+    print(printable(fmt::format("{:<44}{:<30}{}\n", y.name, y.value,
+                                y.origin.empty() ? "default" : y.origin)));
+  return exit_well;
+}
+
 int trace_run(const options& x) {
   run_source source{x.place, x.secret};
   auto look = source.look(patience);
@@ -125,6 +149,8 @@ int inspect_run(const std::string& command, const options& x) {
     return show_flight(x);
   if (command == "trace")
     return trace_run(x);
+  if (command == "config")
+    return show_config(x);
   run_source source{x.place, x.secret};
   auto look = source.look(patience);
   if (x.json) {
@@ -167,6 +193,10 @@ int run(int argc, char** argv) {
     ->required();
   add("waits", "Who waits for whom, and who is at the end of the chain");
   add("comm", "What ranks sent to each other");
+  add("health",
+      "Whether each rank is well; only the exit code, for scripts: "
+      "> /dev/null");
+  add("config", "Each setting of a run, and where it was made");
   auto* flight = add("flight",
                      "What ranks did last; also of a run that failed");
   flight->add_option("--last", x.flight.last, "So many events")

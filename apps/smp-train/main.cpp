@@ -30,8 +30,8 @@
 #include "runtime/session/session.hpp"
 #include "runtime/session/stalls.hpp"
 #include "runtime/train/resume_plan.hpp"
-#include "runtime/train/trainable.hpp"
 #include "runtime/train/tensorboard_log.hpp"
+#include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 
 #include <fmt/format.h>
@@ -96,8 +96,9 @@ std::string run_dir_of(const command_line& cmd) {
 void write_run_config(const std::string& run_dir, const train_config& x) {
   write_text(run_dir + "/config.toml",
              "# The configuration of this run, with all defaults; smp-train "
-             "with this file\n# runs the same again.\n\n"
-               + to_toml(x));
+             "with this file\n# runs the same again. Comments say where a key "
+             "was set.\n\n"
+               + to_toml(x, true));
 }
 
 // -- a rank -------------------------------------------------------------------

@@ -136,6 +136,8 @@ public:
       result.errors.push_back(fmt::format("{}: {}", place_text(line), text));
     for (auto& [line, text] : warnings_)
       result.warnings.push_back(fmt::format("{}: {}", place_text(line), text));
+    for (auto& [name, place] : places_)
+      result.config.origins.emplace(name, place_text(place.line));
     return result;
   }
 

@@ -189,6 +189,9 @@ struct train_config {
   checkpoint_config checkpoint;
   /// monitor.tensorboard: writes event files, too.
   bool tensorboard = false;
+  /// Where each key was set: "quickstart.toml:12"; a default has none. Not a
+  /// configuration key.
+  std::map<std::string, std::string> origins;
   /// Ranks are threads of one process. Not a configuration key: tests want it.
   bool threads_as_ranks = false;
 };
@@ -264,7 +267,8 @@ std::string shared_settings(const session_config& x);
 
 /// @returns TOML that `read_config` reads back to the same configuration;
 /// defaults are written out, those that follow from other keys as comments
-std::string to_toml(const train_config& x);
+/// @param with_origins comments say where each key was set
+std::string to_toml(const train_config& x, bool with_origins = false);
 
 /// @returns the part of docs/config.md between its markers: one table of keys
 /// per TOML table (Markdown).

@@ -67,7 +67,16 @@ std::string shared_settings(const session_config& x) {
   return settings_of(effective(whole), "smp.");
 }
 
-std::string to_toml(const train_config& x) {
+namespace {
+
+std::string origin_of(const config_key& key, const train_config& x) {
+  auto at = x.origins.find(std::string{key.name});
+  return at == x.origins.end() ? std::string{} : "  # " + at->second;
+}
+
+} // namespace
+
+std::string to_toml(const train_config& x, bool with_origins) {
   auto values = effective(x);
   std::string result;
   std::string_view table;
@@ -80,7 +89,8 @@ std::string to_toml(const train_config& x) {
     }
     auto given = value_text(key, x);
     if (!given.empty())
-      result += fmt::format("{} = {}\n", leaf_of(key), given);
+      result += fmt::format("{} = {}{}\n", leaf_of(key), given,
+                            with_origins ? origin_of(key, x) : std::string{});
     else if (auto value = value_text(key, values); !value.empty())
       result += fmt::format("# {} = {} follows from other keys\n", leaf_of(key),
                             value);

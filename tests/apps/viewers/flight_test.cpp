@@ -18,6 +18,7 @@
 // What ranks did: traces, and the records that a run leaves.
 
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
 using namespace smp::test;
 using nlohmann::json;
 
@@ -89,6 +90,8 @@ TEST_CASE(
   INFO(live.output);
   auto x = json::parse(live.output).at("flight");
   REQUIRE(x.at("ranks").size() == 2);
+  CHECK_THAT(inspect_run(dir, {"health"}).output,
+             ContainsSubstring("\nrank 1    well "));
   auto kinds = kinds_of(x);
   for (auto* kind : {"asks", "answer came", "executes", "ended", "step begins",
                      "admitted", "begins"})
@@ -203,6 +206,17 @@ eval_steps = 1
   // Of the evaluation forward only; it has as many microbatches.
   check_arrows(counts, 2 * 2 * 2 + 2);
   CHECK(counts.kinds["planned"] > 0);
+
+  auto settings = json::parse(inspect_run(dir, {"config", "--json"}).output);
+  CHECK(settings.at("monitor.trace").at("value") == "\"4-5\"");
+  CHECK(settings.at("monitor.trace").at("origin") == "command line");
+  CHECK(settings.at("train.steps").at("value") == "6");
+  auto line = settings.at("train.steps").at("origin").get<std::string>();
+  CHECK_THAT(line, StartsWith("tiny.toml:"));
+  CHECK(settings.at("optimizer.type").at("origin") == "default");
+  CHECK(settings.at("smp.memory_weight").at("origin") == "other keys");
+  CHECK_THAT(inspect_run(dir, {"config"}).output,
+             ContainsSubstring("train.eval_interval"));
 
   for (auto& [steps, why] : std::map<std::string, std::string>{
          {"5-4", "names no steps"},
