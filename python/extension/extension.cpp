@@ -5,6 +5,7 @@
 #include "python/extension/python_module.hpp"
 #include "python/extension/python_optimizer.hpp"
 #include "python/extension/python_schedule.hpp"
+#include "python/extension/registered_class.hpp"
 #include "python/extension/values.hpp"
 
 PYBIND11_MODULE(_core, m) {
@@ -22,4 +23,5 @@ PYBIND11_MODULE(_core, m) {
   bind_checkpoint(m);
   bind_schedule(m);
   bind_verify(m);
+  bind_registered(m);
 }

@@ -1,6 +1,7 @@
 #include "python/extension/python_module.hpp"
 
 #include "python/extension/kept_dict.hpp"
+#include "python/extension/registered_class.hpp"
 #include "python/extension/values.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/calls/caller.hpp"
@@ -218,6 +219,15 @@ py::object called_module::run(call_scope& noted, const py::tuple& args,
 py::object called_module::run_shared_part(call_scope& noted,
                                           const py::tuple& args,
                                           const py::dict& kwargs) {
+  auto* object = dynamic_cast<const void*>(static_cast<Module*>(this));
+  if (auto* how = registered_in(*smp_hook.distributed)) {
+    if (noted.looks())
+      noted.arguments(object, tensors_in(all_of(args, kwargs)));
+    auto result = (*how)(args, kwargs);
+    if (noted.looks())
+      noted.results(tensors_in(result));
+    return result;
+  }
   if (py::len(kwargs) != 0 || args.size() == 0
       || !std::ranges::all_of(
         args, [](auto x) { return THPVariable_Check(x.ptr()); }))
@@ -226,9 +236,7 @@ py::object called_module::run_shared_part(call_scope& noted,
   std::vector<at::Tensor> found;
   {
     py::gil_scoped_release meanwhile;
-    found = run_shared(noted, *smp_hook.distributed,
-                       dynamic_cast<const void*>(static_cast<Module*>(this)),
-                       xs);
+    found = run_shared(noted, *smp_hook.distributed, object, xs);
   }
   if (found.size() == 1)
     return py::cast(found.front());

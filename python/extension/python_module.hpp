@@ -18,6 +18,8 @@
 
 namespace smp::python {
 
+struct registered_module;
+
 /// Stands for a `torch.nn.Module`, by its identity; has nothing itself.
 class python_module : public torch::nn::Module, public foreign_module {
 public:
@@ -55,6 +57,10 @@ public:
   /// Serves a call: the function that is registered as `invoker_function`.
   static invocation serve(torch::nn::Module& object, unpacker& in,
                           const std::vector<value>& args, packer& out);
+
+  /// What stands for a module of a registered class; null as long as nobody
+  /// asked for it, and for others.
+  std::shared_ptr<const registered_module> registered;
 
 private:
   py::object call_here(const py::tuple& args, const py::dict& kwargs);

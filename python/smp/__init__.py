@@ -32,7 +32,7 @@ from . import _core, _errors, _values  # noqa: E402
 _core.prepare(_errors.Error, _errors.TraceFinished, _values)
 _core.settle_process()
 
-from . import _absent, amp  # noqa: E402
+from . import _absent, amp, nn  # noqa: E402
 from ._checkpoint import resume_from_checkpoint, save_checkpoint  # noqa: E402
 from ._errors import Error  # noqa: E402
 from ._files import load, save  # noqa: E402
@@ -92,6 +92,7 @@ from ._process import (
     run_dir,
     shutdown,
 )  # noqa: E402
+from ._registered import tp_register, tp_register_with_module  # noqa: E402
 from ._schedule import Schedule, start_backward, start_forward  # noqa: E402
 from ._step import StepOutput, step  # noqa: E402
 from ._verify import verify  # noqa: E402
@@ -132,6 +133,7 @@ __all__ = [
     "mp_rank",
     "mp_size",
     "model_creation",
+    "nn",
     "partition",
     "pp_barrier",
     "pp_rank",
@@ -158,6 +160,8 @@ __all__ = [
     "tensor_parallelism",
     "tp_barrier",
     "tp_rank",
+    "tp_register",
+    "tp_register_with_module",
     "tp_size",
     "verify",
 ]

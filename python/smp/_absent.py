@@ -12,9 +12,10 @@ _GROUPS = (
     "smp.broadcast and smp.barrier take an smp.CommGroup, and "
     "torch.distributed.new_group takes the ranks of smp.get_group(group)"
 )
-_REGISTER = (
-    "nothing needs to be registered: with smp.tensor_parallelism() the Linear, "
-    "Embedding, LayerNorm and Conv1D inside of any module are shared"
+_TORCHS = (
+    "keep torch's classes, and make them inside of smp.tensor_parallelism(), or "
+    "register one of your own with smp.tp_register; for FusedLayerNorm and "
+    "FlashAttentionLayer use torch's LayerNorm and scaled_dot_product_attention"
 )
 _SHARED = (
     "model.partition_text() says which modules tensor-parallel ranks share, and "
@@ -28,16 +29,28 @@ OF_PACKAGE = {
     "get_pp_process_group": _GROUPS,
     "get_tp_process_group": _GROUPS,
     "get_rdp_process_group": _GROUPS,
-    "tp_register": _REGISTER,
-    "tp_register_with_module": _REGISTER,
-    "nn": "there are no classes for shared modules: keep torch's, and make them "
-    "inside of smp.tensor_parallelism(); for FusedLayerNorm and "
-    "FlashAttentionLayer use torch's LayerNorm and scaled_dot_product_attention",
     "checkpoint": "torch.utils.checkpoint.checkpoint works in modules, and "
     "smp.set_activation_checkpointing(module) needs no change of code",
     "checkpoint_sequential": "smp.set_activation_checkpointing(sequential, "
     'strategy="group_2") does it without a change of code',
     "optimizers": "smp.DistributedOptimizer takes any optimizer of torch.optim",
+}
+
+OF_NN = {
+    name: _TORCHS
+    for name in (
+        "DistributedModule",
+        "DistributedLinear",
+        "DistributedEmbedding",
+        "DistributedLayerNorm",
+        "DistributedTransformer",
+        "DistributedTransformerLMHead",
+        "DistributedTransformerLayer",
+        "DistributedAttentionLayer",
+        "DistributedTransformerOutputLayer",
+        "FusedLayerNorm",
+        "FlashAttentionLayer",
+    )
 }
 
 OF_MODEL = {
