@@ -118,7 +118,16 @@ std::unique_ptr<kept_attributes> python_module::keep_attributes() const {
   return std::make_unique<kept_dict>(self());
 }
 
+bool python_module::is_compiled() const {
+  return entry_of(attributes_of(self()), "_smp_compiled_call") != nullptr;
+}
+
 // -- calls --------------------------------------------------------------------
+
+py::object python_module::operator()(const py::args& args,
+                                     const py::kwargs& kwargs) {
+  return has_rows(args, kwargs) ? run_rows(args[0]) : self()(*args, **kwargs);
+}
 
 called_module::called_module(const py::object& self) : python_module(self) {
   // nop
@@ -205,8 +214,10 @@ py::object called_module::run(call_scope& noted, const py::tuple& args,
     noted.arguments(dynamic_cast<const void*>(static_cast<Module*>(this)),
                     tensors_in(all_of(args, kwargs)));
   auto before = state_before_call();
-  auto result = py::reinterpret_steal<py::object>(
-    PyObject_Call(code.ptr(), args.ptr(), kwargs.ptr()));
+  auto result = has_rows(args, kwargs)
+                  ? run_rows(args[0])
+                  : py::reinterpret_steal<py::object>(
+                    PyObject_Call(code.ptr(), args.ptr(), kwargs.ptr()));
   if (!result)
     throw py::error_already_set();
   look_at_changes(before);
@@ -254,6 +265,12 @@ py::object called_module::call_here(const py::tuple& args,
                               : run(noted, args, kwargs);
 }
 
+call_result called_module::await_in_function(call_result x) {
+  if (in_function())
+    keep_promises(x.tensors.tensors());
+  return x;
+}
+
 py::object called_module::call_there(const py::tuple& args,
                                      const py::dict& kwargs) {
   packer in;
@@ -280,11 +297,8 @@ py::object called_module::call_there(const py::tuple& args,
   target.tensors_only = true; // what it returned the last time decides
   auto result = [&] {
     py::gil_scoped_release meanwhile;
-    auto x = call_remote(smp_hook.owner, smp_hook.id, target, in,
-                         std::move(values));
-    if (in_function())
-      keep_promises(x.tensors.tensors());
-    return x;
+    return await_in_function(
+      call_remote(smp_hook.owner, smp_hook.id, target, in, std::move(values)));
   }();
   for (auto& [position, content] : result.changed)
     replace_content(objects.at(position), get(result.tensors, content));
@@ -418,7 +432,8 @@ void bind_modules(py::module_& m) {
   py::class_<python_module, module_ptr>(m, "Module")
     .def(py::init([](const py::object& self) {
       return std::make_shared<python_module>(self);
-    }));
+    }))
+    .def("__call__", &python_module::operator());
   py::class_<called_module, python_module, std::shared_ptr<called_module>>(
     m, "CalledModule")
     .def("__call__", &called_module::operator());

@@ -3,6 +3,7 @@
 // A module of Python as smp sees it, and its calls.
 
 #include "python/extension/interpreter.hpp"
+#include "runtime/calls/caller.hpp"
 #include "runtime/calls/invoker.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/model/foreign_module.hpp"
@@ -10,7 +11,9 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,6 +21,7 @@
 
 namespace smp::python {
 
+class called_module;
 struct registered_module;
 
 /// Stands for a `torch.nn.Module`, by its identity; has nothing itself.
@@ -34,16 +38,43 @@ public:
 
   contents find() override;
   bool is_container() const override;
+  bool is_sequential() const override;
   std::string differs_from_class() const override;
   c10::IValue option(const char* name) const override;
   std::unique_ptr<kept_attributes> keep_attributes() const override;
+  invocation run_range(uint32_t first, uint32_t last, bool served, unpacker& in,
+                       const std::vector<value>& args, packer& out) override;
+
+  /// Runs the root of a model.
+  py::object operator()(const py::args& args, const py::kwargs& kwargs);
 
   const py::object& self() const noexcept {
     return self_.get();
   }
 
 protected:
+  /// Its position in the model.
+  virtual module_id position() const {
+    return module_id{0};
+  }
+
+  /// Tells whether `torch.compile` made its code.
+  bool is_compiled() const;
+
+  /// Tells whether a call is one of a Sequential of which several children run
+  /// as one request, see `run_rows`.
+  bool has_rows(const py::tuple& args, const py::dict& kwargs);
+
+  /// Does what forward of torch's Sequential does.
+  py::object run_rows(py::object x);
+
+private:
+  const std::vector<uint32_t>& rows();
+  py::object call_row(const called_module& first, uint32_t begin, uint32_t end,
+                      py::handle x);
+
   shared_object self_;
+  std::optional<std::vector<uint32_t>> rows_;
 };
 
 /// One whose calls smp intercepts: all of a model but its root.
@@ -58,11 +89,22 @@ public:
   static invocation serve(torch::nn::Module& object, unpacker& in,
                           const std::vector<value>& args, packer& out);
 
+  /// Runs it as one of several children of a Sequential.
+  /// @param served another rank requested them
+  py::object run_in_row(py::object x, bool served);
+
+  /// Waits for promises where code cannot go on with them.
+  static call_result await_in_function(call_result x);
+
   /// What stands for a module of a registered class; null as long as nobody
   /// asked for it, and for others.
   std::shared_ptr<const registered_module> registered;
 
 private:
+  module_id position() const override {
+    return smp_hook.id;
+  }
+
   py::object call_here(const py::tuple& args, const py::dict& kwargs);
   py::object call_there(const py::tuple& args, const py::dict& kwargs);
   py::object run(call_scope& noted, const py::tuple& args,

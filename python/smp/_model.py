@@ -55,7 +55,8 @@ class DistributedModel(torch.nn.Module):
             while call.again():
                 self.module(*_fresh(args), **_fresh(kwargs))
             _state.tracing = False
-            return self.module(*args, **kwargs)
+            run = self._root or self.module
+            return run(*args, **kwargs)
         finally:
             _state.tracing = False
             del call

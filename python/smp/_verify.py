@@ -140,13 +140,15 @@ class _Alone:
     def _in_place(self, check):
         """The step's function knows the model by its DistributedModel."""
         model = self._model
-        module, core = model.module, model._core
+        module, core, root = model.module, model._core, model._root
         model.module = self._copy
         object.__setattr__(model, "_core", check)
+        object.__setattr__(model, "_root", self._root)
         try:
             yield
         finally:
             object.__setattr__(model, "_core", core)
+            object.__setattr__(model, "_root", root)
             model.module = module  # looks at the partition
 
     def end(self):

@@ -7,6 +7,7 @@
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/call_translation.hpp"
+#include "runtime/model/foreign_module.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/sharing/forward_form.hpp"
@@ -426,6 +427,8 @@ void name_sequential(torch::nn::SequentialImpl& x, module_id id,
 invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
                      bool served, unpacker& in, const std::vector<value>& args,
                      packer& out) {
+  if (auto* foreign = dynamic_cast<foreign_module*>(&object))
+    return foreign->run_range(first, last, served, in, args, out);
   auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(&object);
   auto* head = seq && !seq->is_empty() ? wrapper(*seq->begin()) : nullptr;
   if (!head || first >= last || last > head->group()->hooks.size())

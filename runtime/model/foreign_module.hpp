@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +13,11 @@ class Module;
 } // namespace torch::nn
 
 namespace smp {
+
+struct invocation;
+class packer;
+class unpacker;
+struct value;
 
 /// What a module keeps in attributes that are neither parameters nor buffers,
 /// at one time.
@@ -49,6 +55,9 @@ public:
   /// See `walked_module::container`.
   virtual bool is_container() const = 0;
 
+  /// See `walked_module::sequential`.
+  virtual bool is_sequential() const = 0;
+
   /// Why it may do something else than its class: "its forward was replaced";
   /// empty if it does not.
   virtual std::string differs_from_class() const = 0;
@@ -59,6 +68,13 @@ public:
   virtual c10::IValue option(const char* name) const = 0;
 
   virtual std::unique_ptr<kept_attributes> keep_attributes() const = 0;
+
+  /// Of a sequential one: see `smp::run_range`
+  /// (runtime/intercept/sequential.hpp).
+  virtual invocation run_range(uint32_t first, uint32_t last, bool served,
+                               unpacker& in, const std::vector<value>& args,
+                               packer& out)
+    = 0;
 };
 
 } // namespace smp

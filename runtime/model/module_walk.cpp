@@ -65,7 +65,8 @@ private:
                   || dynamic_cast<torch::nn::ModuleListImpl*>(&m)
                   || dynamic_cast<torch::nn::ModuleDictImpl*>(&m)
                   || dynamic_cast<torch::nn::SequentialImpl*>(&m);
-    x.sequential = dynamic_cast<torch::nn::SequentialImpl*>(&m);
+    x.sequential = (x.foreign && x.foreign->is_sequential())
+                   || dynamic_cast<torch::nn::SequentialImpl*>(&m);
     auto inside = x.foreign ? x.foreign->find() : contents_of(m);
     for (auto& [name, p] : inside.parameters)
       add(id, path, name, p, false);

@@ -1,5 +1,6 @@
 #include "runtime/session/activation_checkpointing.hpp"
 
+#include "runtime/model/foreign_module.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 
@@ -23,8 +24,10 @@ void mark_as_checkpointed(const void* module,
 
 void set_activation_checkpointing(torch::nn::Module& x,
                                   const activation_checkpointing& how) {
+  auto* foreign = dynamic_cast<foreign_module*>(&x);
   check_checkpointing(how,
-                      dynamic_cast<torch::nn::SequentialImpl*>(&x) != nullptr);
+                      dynamic_cast<torch::nn::SequentialImpl*>(&x) != nullptr
+                        || (foreign != nullptr && foreign->is_sequential()));
   mark_as_checkpointed(dynamic_cast<const void*>(&x), how);
 }
 
