@@ -202,7 +202,7 @@ function(smp_add_python folder)
     CXX_VISIBILITY_PRESET hidden)
   set(from ${PROJECT_SOURCE_DIR}/${folder})
   file(GLOB_RECURSE modules CONFIGURE_DEPENDS RELATIVE ${from} ${from}/smp/*.py
-    ${from}/smdistributed/*.py)
+    ${from}/smp/py.typed ${from}/smdistributed/*.py)
   foreach(module IN LISTS modules)
     set(link ${CMAKE_BINARY_DIR}/python/${module})
     cmake_path(GET link PARENT_PATH parent)

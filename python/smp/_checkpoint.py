@@ -1,9 +1,14 @@
 """Checkpoints: each rank writes what it has, any grid of ranks reads it."""
 
 import json
+import os
+from collections.abc import Sequence
+from typing import Any
 
 from . import _core, _state
 from ._errors import Error
+from ._model import DistributedModel
+from ._optimizer import DistributedOptimizer
 
 
 def _optimizers(x):
@@ -24,14 +29,16 @@ def _step_of(tag):
 
 
 def save_checkpoint(
-    path,
-    tag=None,
-    partial=True,
-    model=None,
-    optimizer=None,
-    user_content=None,
-    num_kept_partial_checkpoints=2,
-):
+    path: str | os.PathLike[str],
+    tag: int | str | None = None,
+    partial: bool = True,
+    model: DistributedModel | None = None,
+    optimizer: (
+        DistributedOptimizer | Sequence[DistributedOptimizer] | None
+    ) = None,
+    user_content: dict[str, Any] | None = None,
+    num_kept_partial_checkpoints: int | None = 2,
+) -> str:
     """Saves the model and the optimizer's state to ``path/step-TAG``; ``tag``
     is the number of a step, by default how many updates there were.
     ``user_content`` is what JSON can hold, by name. With ``partial=False`` all
@@ -60,7 +67,13 @@ def save_checkpoint(
     )
 
 
-def resume_from_checkpoint(path, model=None, optimizer=None):
+def resume_from_checkpoint(
+    path: str | os.PathLike[str],
+    model: DistributedModel | None = None,
+    optimizer: (
+        DistributedOptimizer | Sequence[DistributedOptimizer] | None
+    ) = None,
+) -> dict[str, Any] | None:
     """Resumes from the newest checkpoint in ``path``, or from that one, before
     the first step. Returns its ``user_content``, with the number of its step as
     "step"; None if there is none. Collective."""

@@ -16,10 +16,10 @@ class Error(RuntimeError):
     """
 
     code = "config"
-    rank = None
+    rank: int | None = None
     module = ""
 
-    def __init__(self, text=""):
+    def __init__(self, text: str = "") -> None:
         super().__init__(text)
         self.text = text
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from typing import Any
 
 import torch
 
@@ -19,12 +20,12 @@ def _path(what, f, partial):
 
 
 def save(
-    obj,
-    f,
-    partial=True,
-    pickle_module=pickle,
-    pickle_protocol=torch.serialization.DEFAULT_PROTOCOL,
-):
+    obj: Any,
+    f: str | os.PathLike[str],
+    partial: bool = True,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = torch.serialization.DEFAULT_PROTOCOL,
+) -> None:
     """``torch.save``. With ``partial`` each rank of a replica has a file of its
     own, ``f`` and its mp_rank, ``checkpoint.pt_0``; else all write the same one.
     Not collective: call it where ``smp.rdp_rank() == 0``, or on all ranks."""
@@ -39,7 +40,13 @@ def save(
             os.remove(unfinished)
 
 
-def load(f, map_location=None, pickle_module=None, partial=True, **options):
+def load(
+    f: str | os.PathLike[str],
+    map_location: Any = None,
+    pickle_module: Any = None,
+    partial: bool = True,
+    **options: Any,
+) -> Any:
     """``torch.load`` of what ``save`` wrote with the same ``partial``.
     ``options`` are torch's, such as ``weights_only=False`` for objects that are
     not tensors, numbers and text."""

@@ -1,6 +1,7 @@
 """Ranks and their groups."""
 
 import enum
+from typing import Any
 
 from . import _core
 
@@ -37,73 +38,152 @@ def _name(group):
     return group.value if isinstance(group, enum.Enum) else group
 
 
-rank, size = _core.rank, _core.size
-local_rank, local_size = _core.local_rank, _core.local_size
-pp_rank, pp_size = _core.pp_rank, _core.pp_size
-tp_rank, tp_size = _core.tp_rank, _core.tp_size
-dp_rank, dp_size = _core.dp_rank, _core.dp_size
-rdp_rank, rdp_size = _core.rdp_rank, _core.rdp_size
-mp_rank, mp_size = _core.mp_rank, _core.mp_size
-data_rank, data_size = _core.data_rank, _core.data_size
+def rank() -> int:
+    """Position of this rank among all."""
+    return _core.rank()
 
 
-def get_group(group):
+def size() -> int:
+    """Number of ranks."""
+    return _core.size()
+
+
+def local_rank() -> int:
+    """Position of this rank on this machine."""
+    return _core.local_rank()
+
+
+def local_size() -> int:
+    """Number of ranks on this machine."""
+    return _core.local_size()
+
+
+def pp_rank() -> int:
+    """Position of this rank in its pipeline."""
+    return _core.pp_rank()
+
+
+def pp_size() -> int:
+    """Number of ranks in its pipeline."""
+    return _core.pp_size()
+
+
+def tp_rank() -> int:
+    """Position of this rank among those that share modules with it."""
+    return _core.tp_rank()
+
+
+def tp_size() -> int:
+    """Number of ranks among those that share modules with it."""
+    return _core.tp_size()
+
+
+def dp_rank() -> int:
+    """Position of this rank among those with the same part of the model."""
+    return _core.dp_rank()
+
+
+def dp_size() -> int:
+    """Number of ranks among those with the same part of the model."""
+    return _core.dp_size()
+
+
+def rdp_rank() -> int:
+    """Position of this rank among those with the same parameters."""
+    return _core.rdp_rank()
+
+
+def rdp_size() -> int:
+    """Number of ranks among those with the same parameters."""
+    return _core.rdp_size()
+
+
+def mp_rank() -> int:
+    """Position of this rank in its replica of the model."""
+    return _core.mp_rank()
+
+
+def mp_size() -> int:
+    """Number of ranks in its replica of the model."""
+    return _core.mp_size()
+
+
+def data_rank() -> int:
+    """Which part of each batch is for this rank, of ``data_size()``."""
+    return _core.data_rank()
+
+
+def data_size() -> int:
+    """How many parts a batch has."""
+    return _core.data_size()
+
+
+def get_group(group: CommGroup | str) -> list[int]:
     """The ranks in this rank's group, ascending."""
     return _core.get_group(_name(group))
 
 
-def get_mp_group():
+def get_mp_group() -> list[int]:
     """The ranks that hold this replica of the model."""
     return get_group(CommGroup.MP_GROUP)
 
 
-def get_dp_group():
+def get_dp_group() -> list[int]:
     """The ranks that hold this part of the model."""
     return get_group(CommGroup.DP_GROUP)
 
 
-def send(obj, dest, rank_type=RankType.WORLD_RANK):
+def send(
+    obj: Any, dest: int, rank_type: RankType | str = RankType.WORLD_RANK
+) -> None:
     """Sends an object to a rank, its position in the group, which calls
     ``recv_from``. Does not wait."""
     _core.send(obj, dest, _name(rank_type))
 
 
-def recv_from(src, rank_type=RankType.WORLD_RANK):
+def recv_from(src: int, rank_type: RankType | str = RankType.WORLD_RANK) -> Any:
     """Waits for the next object from a rank: from its ``send`` or
     ``broadcast``."""
     return _core.recv_from(src, _name(rank_type))
 
 
-def broadcast(obj, group=CommGroup.WORLD, src=0):
+def broadcast(
+    obj: Any, group: CommGroup | str = CommGroup.WORLD, src: int = 0
+) -> Any:
     """The object of rank ``src`` of the group, on all its ranks."""
     return _core.broadcast(obj, _name(group), src)
 
 
-def allgather(obj, group=CommGroup.WORLD):
+def allgather(obj: Any, group: CommGroup | str = CommGroup.WORLD) -> list[Any]:
     """The objects of all ranks of the group, by position. Collective."""
     return _core.allgather(obj, _name(group))
 
 
-def barrier(group=CommGroup.WORLD):
+def barrier(group: CommGroup | str = CommGroup.WORLD) -> None:
     """Waits for all ranks of the group."""
     _core.barrier(_name(group))
 
 
-def pp_barrier():
+def pp_barrier() -> None:
+    """Waits for all ranks of this pipeline."""
     barrier(CommGroup.PP_GROUP)
 
 
-def tp_barrier():
+def tp_barrier() -> None:
+    """Waits for all ranks of this group of ranks that share modules."""
     barrier(CommGroup.TP_GROUP)
 
 
-def dp_barrier():
+def dp_barrier() -> None:
+    """Waits for all ranks of this group of ranks with this part of the model."""
     barrier(CommGroup.DP_GROUP)
 
 
-def rdp_barrier():
+def rdp_barrier() -> None:
+    """Waits for all ranks of this group of ranks with these parameters."""
     barrier(CommGroup.RDP_GROUP)
 
 
-def mp_barrier():
+def mp_barrier() -> None:
+    """Waits for all ranks of this replica of the model."""
     barrier(CommGroup.MP_GROUP)

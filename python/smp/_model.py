@@ -4,6 +4,8 @@ import collections
 import contextlib
 import gc
 import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -25,7 +27,7 @@ class DistributedModel(torch.nn.Module):
     same model.
     """
 
-    def __init__(self, module):
+    def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         _refuse_wrappers(module)
         if not _core.running():
@@ -48,7 +50,8 @@ class DistributedModel(torch.nn.Module):
 
     # -- calls -----------------------------------------------------------------
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module, inside of a step."""
         call = _core.TracedCall()
         try:
             _state.tracing = True
@@ -61,7 +64,14 @@ class DistributedModel(torch.nn.Module):
             _state.tracing = False
             del call
 
-    def backward(self, tensors, grad_tensors=None, retain_graph=False):
+    def backward(
+        self,
+        tensors: torch.Tensor | Sequence[torch.Tensor],
+        grad_tensors: (
+            torch.Tensor | Sequence[torch.Tensor | None] | None
+        ) = None,
+        retain_graph: bool = False,
+    ) -> None:
         """Instead of ``loss.backward()``: ends the forward phase of a
         microbatch, and runs its backward phase across ranks."""
         if isinstance(tensors, torch.Tensor):
@@ -69,13 +79,13 @@ class DistributedModel(torch.nn.Module):
         grads = list(grad_tensors or [None] * len(tensors))
         self._core.backward(list(tensors), grads, retain_graph)
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> "DistributedModel":
         """Training or evaluation mode, on all ranks."""
         self.training = mode
         self.module.train(mode)
         return self
 
-    def no_sync(self):
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Inside of this, steps accumulate gradients that replicas average at
         the first step after it."""
 
@@ -91,23 +101,26 @@ class DistributedModel(torch.nn.Module):
 
     # -- partition ---------------------------------------------------------------
 
-    def partition(self):
+    def partition(self) -> None:
         """Partitions now instead of at the first step, without measuring."""
         self._core.partition()
 
     @property
-    def partitioned(self):
+    def partitioned(self) -> bool:
+        """Whether each rank knows what it owns."""
         return self._core.partitioned
 
-    def partition_text(self, all=False):
+    def partition_text(self, all: bool = False) -> str:
         """Which module is where, and why."""
         return self._core.partition_text(all=all)
 
-    def order_text(self):
+    def order_text(self) -> str:
         """The modules that microbatches pass in order, and why."""
         return self._core.order_text()
 
-    def register_post_partition_hook(self, hook):
+    def register_post_partition_hook(
+        self, hook: Callable[..., Any]
+    ) -> RemovableHandle:
         """Calls ``hook(model, optimizer)`` after the partition, or at once. The
         handle that it returns removes it."""
         kept = collections.OrderedDict()
@@ -124,23 +137,31 @@ class DistributedModel(torch.nn.Module):
 
     # -- what this rank owns -------------------------------------------------------
 
-    def local_module_names(self):
+    def local_module_names(self) -> list[str]:
+        """Paths of the modules that this rank owns."""
         return self._core.local_module_names()
 
-    def local_named_modules(self):
+    def local_named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """These modules by their paths."""
         for name in self.local_module_names():
             yield name, self.module.get_submodule(name)
 
-    def local_modules(self):
+    def local_modules(self) -> Iterator[torch.nn.Module]:
+        """The modules that this rank owns."""
         yield from (x for _, x in self.local_named_modules())
 
-    def local_named_parameters(self):
+    def local_named_parameters(
+        self,
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Of parameters, what this rank has."""
         yield from self._core.local_parameters().items()
 
-    def local_parameters(self):
+    def local_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The same without names."""
         yield from self._core.local_parameters().values()
 
-    def local_named_buffers(self):
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers that this rank has."""
         seen = set()
         for path, module in self.local_named_modules():
             for name, x in module._buffers.items():
@@ -148,16 +169,17 @@ class DistributedModel(torch.nn.Module):
                     seen.add(id(x))
                     yield f"{path}.{name}" if path else name, x
 
-    def local_buffers(self):
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """The same without names."""
         yield from (x for _, x in self.local_named_buffers())
 
-    def local_state_dict(self):
+    def local_state_dict(self) -> dict[str, Any]:
         """What this rank owns, and that it is a part."""
         return {**self._core.local_state_dict(), PARTIAL: True}
 
     # -- the whole model -------------------------------------------------------------
 
-    def state_dict(self, *args, **kwargs):
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
         """All parameters and buffers, whole, the same on all ranks. Collective
         over the pipeline."""
         if args or kwargs:
@@ -173,7 +195,9 @@ class DistributedModel(torch.nn.Module):
                     result[name] = found[same[0]]
         return result
 
-    def load_state_dict(self, state_dict, strict=True):
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True
+    ) -> None:
         """Each rank takes what it owns. Local state dicts are put together
         first, so that any partition reads them: then collective over the ranks
         that hold the model."""
@@ -192,19 +216,36 @@ class DistributedModel(torch.nn.Module):
         )
         self._core.load_state_dict(own)
 
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
-    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+    def named_buffers(
+        self,
+        prefix: str = "",
+        recurse: bool = True,
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
-    def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+    def named_modules(
+        self,
+        memo: set[torch.nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
         return self.module.named_modules(memo, prefix, remove_duplicate)
 
-    def named_children(self):
+    def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
         return self.module.named_children()
 
-    def apply(self, fn):
+    def apply(
+        self, fn: Callable[[torch.nn.Module], None]
+    ) -> "DistributedModel":
         self.module.apply(fn)
         return self
 
@@ -222,19 +263,19 @@ class DistributedModel(torch.nn.Module):
                 )
         return self
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, also those that optimizers keep."""
         self.module.zero_grad(set_to_none)
         for x in _state.live_optimizers():
             x.zero_grad()
 
-    def cpu(self):
+    def cpu(self) -> "DistributedModel":
         raise Error(
             "no rank has all of a DistributedModel: state_dict() returns all of "
             "it on the host, for load_state_dict of a module without smp"
         )
 
-    def gradients(self):
+    def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients of all parameters that have one. Collective."""
         return self._core.gradients()
 
@@ -297,7 +338,7 @@ def whole_state(state, of):
     return result
 
 
-def is_tracing():
+def is_tracing() -> bool:
     """Whether this rank runs the model for the first time, to measure it."""
     return _state.tracing
 
@@ -410,25 +451,29 @@ def _apply_marks():
             _mark(name, module(), *args)
 
 
-def set_partition(module, pp_rank):
+def set_partition(module: torch.nn.Module, pp_rank: int) -> None:
     """Places ``module``, with all below it, before the first step."""
     _mark("set_partition", module, pp_rank)
 
 
-def set_stateful(module, why):
+def set_stateful(module: torch.nn.Module, why: str) -> None:
     """Says that ``module`` keeps state that smp cannot see, such as a file:
     microbatches pass it in order. Its attributes need no declaration."""
     _mark("set_stateful", module, why)
 
 
-def set_tensor_parallelism(module, enabled=True, optimize=""):
+def set_tensor_parallelism(
+    module: torch.nn.Module, enabled: bool = True, optimize: str = ""
+) -> None:
     """Tensor-parallel ranks share ``module`` and those below it, or do not."""
     _mark("set_tensor_parallelism", module, enabled, optimize)
 
 
 def set_activation_checkpointing(
-    module, strategy="each", preserve_rng_state=True
-):
+    module: torch.nn.Module,
+    strategy: str = "each",
+    preserve_rng_state: bool = True,
+) -> None:
     """Backward computes ``module`` again instead of keeping its activations."""
     _mark("set_activation_checkpointing", module, strategy, preserve_rng_state)
 
@@ -458,7 +503,7 @@ class _marks:
 class partition(_marks):
     """``with smp.partition(1): self.block = Block()`` places the block."""
 
-    def __init__(self, pp_rank):
+    def __init__(self, pp_rank: int) -> None:
         self._pp_rank = pp_rank
 
     def _mark(self, module):
@@ -468,7 +513,7 @@ class partition(_marks):
 class tensor_parallelism(_marks):
     """Modules that are set inside of it are shared, or not."""
 
-    def __init__(self, enabled=True, optimize=""):
+    def __init__(self, enabled: bool = True, optimize: str = "") -> None:
         self._how = enabled, optimize
 
     def _mark(self, module):
@@ -476,7 +521,7 @@ class tensor_parallelism(_marks):
 
 
 @contextlib.contextmanager
-def delay_param_initialization(enabled=True):
+def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     """Parameters made inside of it get memory only on the ranks that own them,
     at the partition, with the values that they would have had."""
     scope = _core.Deferring(enabled)
@@ -487,7 +532,11 @@ def delay_param_initialization(enabled=True):
 
 
 @contextlib.contextmanager
-def model_creation(tensor_parallelism=False, dtype=None, **options):
+def model_creation(
+    tensor_parallelism: bool = False,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Iterator[None]:
     """For the construction of a large model: ``delay_param_initialization``,
     ``tensor_parallelism(**options)`` if it is wanted, and ``dtype`` as torch's
     default."""

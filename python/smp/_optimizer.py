@@ -1,13 +1,14 @@
 """Optimizers: any ``torch.optim`` class on a partitioned model."""
 
 import weakref
+from typing import Any
 
 import torch
 
 from . import _core, _state
 from ._errors import Error
 from ._files import PARTIAL
-from ._model import whole_state
+from ._model import DistributedModel, whole_state
 
 # In a state dict: the options of each group, such as its learning rate, and
 # that other replicas have the rest.
@@ -161,12 +162,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        optimizer,
-        static_loss_scale=None,
-        dynamic_loss_scale=False,
-        dynamic_loss_args=None,
-        ema_decay=None,
-    ):
+        optimizer: torch.optim.Optimizer,
+        static_loss_scale: float | None = None,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: dict[str, float] | None = None,
+        ema_decay: float | None = None,
+    ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise Error("the optimizer is a DistributedOptimizer already")
         model = _state.model_of_session("smp.DistributedOptimizer")
@@ -186,25 +187,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         _state.optimizers.append(weakref.ref(self))
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the optimizer; since the first step with what this rank
+        updates."""
         if self._core is not None:
             self._core.update_groups()
         return self._inner.param_groups
 
     @property
-    def state(self):
+    def state(self) -> dict[torch.Tensor, Any]:
+        """That of the optimizer."""
         return self._inner.state
 
     @property
-    def defaults(self):
+    def defaults(self) -> dict[str, Any]:
+        """Those of the optimizer."""
         return self._inner.defaults
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> float:
         """By which the next ``backward`` multiplies its loss."""
         return self._core.loss_scale
 
-    def step(self, closure=None):
+    def step(self, closure: None = None) -> bool:
         """Updates what this rank owns. False: gradients were not finite, and
         the dynamic loss scale is smaller now; no rank updated anything."""
         if closure is not None:
@@ -217,19 +222,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             _state.updates += 1
         return updated
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         self._core.zero_grad()
 
-    def swap_averages(self):
+    def swap_averages(self) -> None:
         """Swaps parameters and the averages of ``ema_decay``."""
         self._core.swap_averages()
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """The state of the whole model's parameters, by name and field, and
         the options of the groups, the same on all ranks. Collective."""
         return {**self._core.state_dict(), GROUPS: self._options()}
 
-    def local_state_dict(self):
+    def local_state_dict(self) -> dict[str, Any]:
         """What this rank has of it, and that it is a part."""
         state = self._core.local_state_dict()
         state.update({GROUPS: self._options(), PARTIAL: True})
@@ -243,7 +248,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for group in self._inner.param_groups
         ]
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what belongs to this rank out of a ``state_dict``, before the
         first step at the partition. Local state dicts are put together first,
         so that any partition reads them: then collective over the ranks that
@@ -287,7 +292,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "smp.amp.GradScaler"
         )
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise Error(
             "a group cannot be added to a DistributedOptimizer: give it to the "
             "optimizer before"
@@ -322,7 +327,7 @@ def _check_parameters(optimizer, model):
                 )
 
 
-def clip_grad_norm_(model, max_norm):
+def clip_grad_norm_(model: DistributedModel, max_norm: float) -> torch.Tensor:
     """Scales all gradients so that their norm over all ranks is at most
     ``max_norm``; returns the norm before. Collective."""
     return torch.tensor(model._core.clip_grad_norm_(float(max_norm)))

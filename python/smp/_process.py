@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from typing import Any
 
 from . import _autograd, _core, _state
 from ._errors import Error
@@ -49,7 +50,10 @@ def _settings(options):
             yield f"{name if '.' in name else 'smp.' + name}={_text(x)}"
 
 
-def init(config=None, **options):
+def init(
+    config: dict[str, Any] | str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> None:
     """Joins the other ranks. Options are the keys of docs/config.md, those of
     ``[smp]`` by their names alone: ``smp.init(pipeline_parallel_degree=2,
     microbatches=8)``. ``config`` is a dict of them, or the path of a TOML file;
@@ -94,11 +98,12 @@ def end_on_uncaught_exceptions():
     sys.excepthook = _end_after_exception
 
 
-def is_initialized():
+def is_initialized() -> bool:
+    """Whether this process is in a session."""
     return _core.running()
 
 
-def shutdown():
+def shutdown() -> None:
     """Ends the session, after all ranks have got here. The end of a program
     does it too."""
     if not _core.running():
@@ -123,13 +128,14 @@ def _end_after_exception(kind, value, trace):
     _core.end_after_exception(getattr(value, "code", "user_code"))
 
 
-def run_dir():
+def run_dir() -> str:
     """The directory for the files of this run; empty if it has none."""
     return _core.run_dir()
 
 
-def last_step():
-    """Statistics of the last step on this rank."""
+def last_step() -> dict[str, Any]:
+    """Statistics of the last step on this rank: ``seconds``, ``waits``,
+    ``bytes_sent`` and so on."""
     return _core.last_step()
 
 

@@ -1,7 +1,8 @@
 """Classes of the program by which ranks share modules of other classes."""
 
 import functools
-import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,19 +13,22 @@ from ._errors import Error
 _MADE_WITH = "_smp_made_with"
 
 
-class _Entry(typing.NamedTuple):
+class _Entry(NamedTuple):
     distributed: type
-    init_hook: typing.Optional[typing.Callable]
-    forward_hook: typing.Optional[typing.Callable]
-    return_hook: typing.Optional[typing.Callable]
+    init_hook: Callable[..., Any] | None
+    forward_hook: Callable[..., Any] | None
+    return_hook: Callable[..., Any] | None
 
 
 _entries = {}  # by the class of the modules
 
 
 def tp_register(
-    origin_module, init_hook=None, forward_hook=None, return_hook=None
-):
+    origin_module: type[torch.nn.Module],
+    init_hook: Callable[..., Any] | None = None,
+    forward_hook: Callable[..., Any] | None = None,
+    return_hook: Callable[[Any], Any] | None = None,
+) -> Callable[[type[torch.nn.Module]], type[torch.nn.Module]]:
     """Decorates a class by which tensor-parallel ranks share modules of the
     class ``origin_module``, where ``smp.tensor_parallelism`` names them.
 
@@ -51,8 +55,12 @@ def tp_register(
 
 
 def tp_register_with_module(
-    origin, dist, init_hook=None, forward_hook=None, return_hook=None
-):
+    origin: type[torch.nn.Module],
+    dist: type[torch.nn.Module],
+    init_hook: Callable[..., Any] | None = None,
+    forward_hook: Callable[..., Any] | None = None,
+    return_hook: Callable[[Any], Any] | None = None,
+) -> None:
     """``smp.tp_register`` for a class ``dist`` that is there already."""
     for kind in (origin, dist):
         if not isinstance(kind, type) or not issubclass(kind, torch.nn.Module):

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,7 +16,7 @@ class StepOutput:
     """What a step's function returned for each microbatch, of one tensor or
     value in its result."""
 
-    def __init__(self, outputs):
+    def __init__(self, outputs: Iterable[Any]) -> None:
         self.outputs = list(outputs)
 
     def _tensors(self):
@@ -22,20 +24,24 @@ class StepOutput:
             return [torch.as_tensor(x) for x in self.outputs]
         return self.outputs
 
-    def reduce_mean(self):
+    def reduce_mean(self) -> torch.Tensor:
+        """Their mean."""
         return self.reduce_sum() / len(self.outputs)
 
-    def reduce_sum(self):
+    def reduce_sum(self) -> torch.Tensor:
+        """Their sum."""
         result = self._tensors()[0].clone()
         for x in self._tensors()[1:]:
             result += x
         return result
 
-    def concat(self, axis=0):
+    def concat(self, axis: int = 0) -> torch.Tensor:
+        """One after the other along an axis; single numbers as a vector."""
         xs = self._tensors()
         return torch.stack(xs) if xs[0].dim() == 0 else torch.cat(xs, axis)
 
-    def stack(self):
+    def stack(self) -> torch.Tensor:
+        """Along a new axis 0."""
         return torch.stack(self._tensors())
 
     def __getitem__(self, i):
@@ -87,14 +93,14 @@ def _merge(results):
 
 
 def step(
-    function=None,
+    function: Callable[..., Any] | None = None,
     *,
-    non_split_inputs=(),
-    input_split_axes=None,
-    detach_outputs=True,
-    microbatches=None,
-    no_rerun=False,
-):
+    non_split_inputs: Iterable[str] = (),
+    input_split_axes: dict[str, int] | None = None,
+    detach_outputs: bool = True,
+    microbatches: int | None = None,
+    no_rerun: bool = False,
+) -> Callable[..., Any]:
     """Makes a function one step of training or evaluation: it is called once
     for each microbatch, on the first rank of the pipeline, with a slice of each
     tensor in its arguments along axis 0. All ranks call the step. Modules and

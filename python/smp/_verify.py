@@ -4,6 +4,8 @@ import contextlib
 import copy
 import sys
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,7 +17,7 @@ from ._values import _OF_MODULES
 _CALLS = "_compiled_call_impl", "_smp_compiled_call"
 
 
-def verify(train_step, *args, **kwargs):
+def verify(train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Runs ``train_step(*args, **kwargs)`` over the ranks, as a call would, and
     returns what it returns; then compares it with the same step of one process,
     which pp_rank 0 runs from the same weights, with the same random numbers.

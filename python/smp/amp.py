@@ -2,6 +2,7 @@
 does in one process."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -30,12 +31,12 @@ class GradScaler:
 
     def __init__(
         self,
-        init_scale=2.0**16,
-        growth_factor=2.0,
-        backoff_factor=0.5,
-        growth_interval=2000,
-        enabled=True,
-    ):
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
         self._enabled = enabled
         self._scale = self._checked(init_scale, "init_scale")
         self.set_growth_factor(growth_factor)
@@ -54,7 +55,7 @@ class GradScaler:
 
     # -- in the step -----------------------------------------------------------
 
-    def scale(self, outputs):
+    def scale(self, outputs: Any) -> Any:
         """A tensor times the scale, or a list or tuple of them."""
         if not self._enabled:
             return outputs
@@ -69,7 +70,7 @@ class GradScaler:
 
     # -- after it, on all ranks ------------------------------------------------
 
-    def unscale_(self, optimizer):
+    def unscale_(self, optimizer: DistributedOptimizer) -> None:
         """Divides the gradients of the model by the scale, for what looks at
         them before ``step``, as ``smp.clip_grad_norm_`` does. Collective."""
         if not self._enabled:
@@ -88,7 +89,7 @@ class GradScaler:
         if not self._overflow and self._scale > 1:
             model._core.clip_grad_norm_((norm + 1e-6) / self._scale)
 
-    def step(self, optimizer):
+    def step(self, optimizer: DistributedOptimizer) -> bool:
         """``optimizer.step()`` with unscaled gradients. False, and no update
         on any rank, if one of them was not finite. Collective."""
         if not self._enabled:
@@ -98,7 +99,7 @@ class GradScaler:
         self._check(optimizer)
         return False if self._overflow else optimizer.step()
 
-    def update(self, new_scale=None):
+    def update(self, new_scale: float | None = None) -> None:
         """Makes the scale of the next step, once all optimizers have stepped,
         or sets it."""
         if not self._enabled:
@@ -142,39 +143,47 @@ class GradScaler:
 
     # -- what it is ------------------------------------------------------------
 
-    def get_scale(self):
+    def get_scale(self) -> float:
+        """By which the next loss is multiplied."""
         return self._scale if self._enabled else 1.0
 
-    def get_growth_factor(self):
+    def get_growth_factor(self) -> float:
+        """By which the scale rises."""
         return self._growth_factor
 
-    def set_growth_factor(self, x):
+    def set_growth_factor(self, x: float) -> None:
+        """Sets it, to more than 1."""
         if not x > 1:
             raise Error(f"GradScaler: growth_factor = {x}; more than 1 allowed")
         self._growth_factor = float(x)
 
-    def get_backoff_factor(self):
+    def get_backoff_factor(self) -> float:
+        """By which the scale falls."""
         return self._backoff_factor
 
-    def set_backoff_factor(self, x):
+    def set_backoff_factor(self, x: float) -> None:
+        """Sets it, to between 0 and 1."""
         if not 0 < x < 1:
             raise Error(
                 f"GradScaler: backoff_factor = {x}; between 0 and 1 allowed"
             )
         self._backoff_factor = float(x)
 
-    def get_growth_interval(self):
+    def get_growth_interval(self) -> int:
+        """After how many updates the scale rises."""
         return self._growth_interval
 
-    def set_growth_interval(self, x):
+    def set_growth_interval(self, x: int) -> None:
+        """Sets it, to 1 or more."""
         if x < 1:
             raise Error(f"GradScaler: growth_interval = {x}; 1 or more allowed")
         self._growth_interval = int(x)
 
-    def is_enabled(self):
+    def is_enabled(self) -> bool:
+        """Whether it does anything."""
         return self._enabled
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """With the names of torch's; empty if it is not enabled."""
         if not self._enabled:
             return {}
@@ -186,7 +195,8 @@ class GradScaler:
             "_growth_tracker": self._tracker,
         }
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what ``state_dict`` returned."""
         if not self._enabled:
             return
         missing = self.state_dict().keys() - state_dict.keys()

@@ -2,6 +2,7 @@
 """The names of the withdrawn product's API that the other files do not use."""
 
 import copy
+import inspect
 import os
 import tempfile
 
@@ -379,6 +380,44 @@ def arguments_that_divide_themselves():
     one = Pair(torch.arange(12.0).reshape(4, 3), torch.ones(5))
     out = look(one, [Pair(torch.ones(4, 2), None)])
     assert out.reduce_sum().item() == 66 and out[0].item() == 15
+
+
+def _check_signature(name, function):
+    signature = inspect.signature(function)
+    given = [p for p in signature.parameters.values() if p.name != "self"]
+    missing = [p.name for p in given if p.annotation is p.empty]
+    assert not missing, f"{name}: no types of {missing}"
+    assert signature.return_annotation is not signature.empty, name
+
+
+def _check_class(name, kind):
+    for part, x in vars(kind).items():
+        if part.startswith("_") and part != "__init__":
+            continue
+        x = x.fget if isinstance(x, property) else x
+        if inspect.isfunction(x):
+            _check_signature(f"{name}.{part}", x)
+            # Else those above it have one.
+            assert inspect.getdoc(getattr(kind, part)), f"{name}.{part}"
+
+
+@case
+def public_names_have_types_and_a_text():
+    names = {f"smp.{name}": getattr(smp, name) for name in smp.__all__}
+    for inner in (smp.amp, smp.nn):
+        for name, x in vars(inner).items():
+            if getattr(x, "__module__", None) == inner.__name__:
+                if not name.startswith("_"):
+                    names[f"{inner.__name__}.{name}"] = x
+    assert "smp.nn.merge_for_tp" in names and "smp.amp.GradScaler" in names
+    for name, x in names.items():
+        assert inspect.getdoc(x), f"{name}: no docstring"
+        if inspect.isclass(x):
+            _check_class(name, x)
+        elif callable(x):
+            _check_signature(name, x)
+    folder = os.path.dirname(smp.__file__)
+    assert os.path.exists(os.path.join(folder, "py.typed"))
 
 
 @case
