@@ -102,6 +102,14 @@ std::vector<state_field> python_optimizer::state_fields() const {
   return result;
 }
 
+void python_optimizer::expect_fields(const std::vector<state_field>& xs) {
+  py::gil_scoped_acquire lock;
+  py::dict fields;
+  for (auto& x : xs)
+    fields[py::str(x.name)] = x.is_count;
+  user_code([&] { helper_.get().attr("expect_fields")(inner_.get(), fields); });
+}
+
 named_tensors python_optimizer::state_of(const at::Tensor& parameter) const {
   py::gil_scoped_acquire lock;
   named_tensors result;

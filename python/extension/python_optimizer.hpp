@@ -30,6 +30,7 @@ public:
                    const std::map<std::string, double>& values) override;
 
   std::vector<state_field> state_fields() const override;
+  void expect_fields(const std::vector<state_field>& xs) override;
   named_tensors state_of(const at::Tensor& parameter) const override;
   void set_state(const at::Tensor& parameter,
                  const named_tensors& state) override;

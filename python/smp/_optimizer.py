@@ -14,6 +14,9 @@ from ._model import DistributedModel, whole_state
 # that other replicas have the rest.
 GROUPS, DIVIDED = "param_groups", "_smp_is_divided"
 
+# Fields that are not the optimizer's (runtime/checkpoint/checkpoint_parts.hpp).
+_OF_SMP = "master", "average"
+
 # -- what C++ asks of an optimizer (python_optimizer.cpp) -----------------------
 
 # The state of torch's own classes: fields with the shape of the parameter, and
@@ -28,7 +31,12 @@ _FIELDS = {
     "Adamax": (["exp_avg", "exp_inf"], ["step"]),
     "RAdam": (["exp_avg", "exp_avg_sq"], ["step"]),
     "Rprop": (["prev", "step_size"], ["step"]),
+    "SparseAdam": (["exp_avg", "exp_avg_sq"], ["step"]),
 }
+
+# By optimizer of another class, as long as it has no state: what is in the
+# checkpoint that it is resumed from.
+_expected = weakref.WeakKeyDictionary()
 
 
 def type_of(optimizer):
@@ -73,13 +81,23 @@ def state_fields(optimizer):
     known = _FIELDS.get(type_of(optimizer))
     if known is not None:
         return [(x, False) for x in known[0]] + [(x, True) for x in known[1]]
-    fields = {}
+    fields = dict(_expected.get(optimizer, {}))
     for state in optimizer.state.values():
         for name, x in state.items():
             if x is not None:
                 is_tensor = isinstance(x, torch.Tensor) and x.dim() > 0
                 fields.setdefault(name, not is_tensor)
     return list(fields.items())
+
+
+def expect_fields(optimizer, fields):
+    _expected[optimizer] = fields
+
+
+def _makes_counts_of_tensors(optimizer):
+    """As those of torch and classes derived from them do."""
+    names = {kind.__name__ for kind in type(optimizer).__mro__}
+    return names & _FIELDS.keys() and "SparseAdam" not in names
 
 
 def state_of(optimizer, parameter):
@@ -111,7 +129,16 @@ def set_state(optimizer, parameter, fields):
     state = {}
     for name, x in fields.items():
         if x.dtype == torch.int64 and x.dim() == 0:
-            state[name] = torch.tensor(float(x), dtype=torch.float32)
+            known = optimizer.state.get(parameter, {}).get(name)
+            if known is None:
+                as_tensor = _makes_counts_of_tensors(optimizer)
+            else:
+                as_tensor = isinstance(known, torch.Tensor)
+            state[name] = (
+                torch.tensor(float(x), dtype=torch.float32)
+                if as_tensor
+                else int(x)
+            )
         else:
             state[name] = x.to(parameter.device)
     optimizer.state[parameter] = state
@@ -269,6 +296,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group, saved in zip(self._inner.param_groups, options):
             group.update(saved)
         model = _state.model_of_session("DistributedOptimizer.load_state_dict")
+        _expect_fields_of(self._inner, state)
         me = weakref.ref(self)
         # Before the partition nobody knows what this rank will update.
         model._core.on_partition(
@@ -306,6 +334,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "a DistributedOptimizer cannot be pickled or copied; "
             "smp.save_checkpoint saves it, state_dict() returns its state"
         )
+
+
+def _expect_fields_of(optimizer, state):
+    fields = {}
+    for name, x in state.items():
+        field = name.rpartition("/")[2]
+        if field not in _OF_SMP:
+            fields[field] = fields.get(field, True) and x.dim() == 0
+    expect_fields(optimizer, fields)
 
 
 def _this_module():

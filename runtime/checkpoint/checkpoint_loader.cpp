@@ -10,6 +10,7 @@
 #include "runtime/collectives/agreement.hpp"
 #include "runtime/files/file_io.hpp"
 #include "runtime/model/hook.hpp"
+#include "runtime/optimizer/foreign_optimizer.hpp"
 #include "runtime/optimizer/loss_scaler.hpp"
 #include "runtime/optimizer/optimizer_state.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
@@ -26,6 +27,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -138,6 +140,7 @@ void checkpoint_loader::check(
   together("smp.checkpoint.check", [&] {
     check_model(model);
     check_optimizers(model, optimizers);
+    tell_fields(optimizers);
     check_states(model, optimizers);
   });
   together("smp.checkpoint.verify", [&] {
@@ -221,6 +224,35 @@ void checkpoint_loader::check_optimizers(
         member.parameter, member.group,
         found == members.end() ? "in none"
                                : fmt::format("in group {}", found->second)));
+  }
+}
+
+/// Nothing but the checkpoint says what an optimizer of a program's own will
+/// remember.
+void checkpoint_loader::tell_fields(
+  const std::vector<distributed_optimizer*>& optimizers) const {
+  for (size_t number = 0; number < optimizers.size(); ++number) {
+    auto* foreign = dynamic_cast<foreign_optimizer*>(
+      &optimizers[number]->inner());
+    if (!foreign)
+      continue;
+    auto prefix = fmt::format("optimizer{}/", number);
+    std::map<std::string, bool> found; // counts
+    for (auto& x : manifest_.tensors) {
+      if (x.role != tensor_role::optimizer || !x.name.starts_with(prefix))
+        continue;
+      auto field = x.name.substr(prefix.size());
+      field.resize(std::min(field.find('/'), field.size()));
+      if (field == master_field || field == average_field)
+        continue;
+      // A parameter may be a single number, too.
+      auto i = found.emplace(field, true).first;
+      i->second = i->second && x.shape.empty();
+    }
+    std::vector<state_field> fields;
+    for (auto& [name, is_count] : found)
+      fields.push_back({name, is_count});
+    foreign->expect_fields(fields);
   }
 }
 

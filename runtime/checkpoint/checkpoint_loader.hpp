@@ -81,6 +81,7 @@ private:
   void
   check_optimizers(const distributed_model_base& model,
                    const std::vector<distributed_optimizer*>& optimizers) const;
+  void tell_fields(const std::vector<distributed_optimizer*>& optimizers) const;
   void
   check_states(const distributed_model_base& model,
                const std::vector<distributed_optimizer*>& optimizers) const;

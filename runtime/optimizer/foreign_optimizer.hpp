@@ -27,6 +27,9 @@ public:
 
   virtual std::vector<state_field> state_fields() const = 0;
 
+  /// What a file has of its state, before it has any itself.
+  virtual void expect_fields(const std::vector<state_field>& xs) = 0;
+
   virtual named_tensors state_of(const at::Tensor& parameter) const = 0;
 
   virtual void set_state(const at::Tensor& parameter,

@@ -173,11 +173,11 @@ def with_folder(f):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def checkpoint_with(make, within=2e-6):
+def checkpoint_with(make, net=Net, within=2e-6):
     def run(path):
-        alone = Net()
+        alone = net()
         other = make(alone.parameters())
-        model = smp.DistributedModel(Net())
+        model = smp.DistributedModel(net())
         optimizer = smp.DistributedOptimizer(make(model.parameters()))
         step = make_step(model)
         for i in range(2):
@@ -197,7 +197,7 @@ def checkpoint_with(make, within=2e-6):
             assert os.path.getsize(whole) > 0
         del model, optimizer, step
         torch.manual_seed(5)
-        model = smp.DistributedModel(Net())
+        model = smp.DistributedModel(net())
         with torch.no_grad():
             for p in model.parameters():
                 p.zero_()
@@ -225,6 +225,52 @@ def checkpoints():
     checkpoint_with(adamw)
     checkpoint_with(lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9))
     checkpoint_with(lambda ps: torch.optim.Adagrad(ps, lr=0.05))
+    checkpoint_with(OwnOptimizer)
+    checkpoint_with(DerivedOptimizer)
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    """Whose state smp knows only once it exists."""
+
+    def __init__(self, ps):
+        super().__init__(ps, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(n=0, mean=torch.zeros_like(p))
+                state["n"] += 1
+                assert isinstance(state["n"], int)
+                state["mean"].mul_(0.9).add_(p.grad)
+                p.sub_(group["lr"] / state["n"] * state["mean"])
+
+
+class DerivedOptimizer(torch.optim.Adam):
+    pass
+
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.EmbeddingBag(16, 5, sparse=True)
+        self.b = nn.Embedding(16, 5, sparse=True)
+
+    def forward(self, x):
+        ids = (x.clamp(-1, 0.9) * 8).long() + 8
+        return self.a(ids) + self.b(ids).sum(1)
+
+
+@case
+def an_optimizer_of_sparse_gradients():
+    def make(ps):
+        return torch.optim.SparseAdam(ps, lr=0.01)
+
+    compare(Tables(), samples, loss_of, make=make, pins={"a": 0, "b": 1})
+    checkpoint_with(make, Tables)
 
 
 @case

@@ -487,28 +487,6 @@ def layers_of_torch():
         compare(Classifier(layer()), batch, loss_of, pins={"body": 1})
 
 
-@case
-def an_optimizer_of_sparse_gradients():
-    class Tables(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.a = nn.EmbeddingBag(16, 5, sparse=True)
-            self.b = nn.EmbeddingBag(16, 5, sparse=True)
-
-        def forward(self, x):
-            ids = (x.clamp(-1, 0.9) * 8).long() + 8
-            return self.a(ids) + self.b(ids)
-
-    compare(
-        Tables(),
-        samples,
-        loss_of,
-        make=lambda ps: torch.optim.SparseAdam(ps, lr=0.01),
-        pins={"a": 0, "b": 1},
-    )
-
-
 if __name__ == "__main__":
     run(
         ranks(2),
