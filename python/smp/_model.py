@@ -30,6 +30,7 @@ class DistributedModel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         _refuse_wrappers(module)
+        _refuse_meta(module)
         if not _core.running():
             raise Error("smp.DistributedModel needs smp.init() before it")
         _core.take_exception("")
@@ -376,6 +377,18 @@ def _refuse_wrappers(module):
                 f"{where} a TorchScript module: give smp the Python module, or "
                 'train the file with smp-train (model.type = "torchscript")'
             )
+
+
+def _refuse_meta(module):
+    for kind in ("parameter", "buffer"):
+        for name, x in getattr(module, f"named_{kind}s")():
+            if x.is_meta:
+                raise Error(
+                    f"the {kind} '{name}' is on the device 'meta', where it has "
+                    "no values: make the model in "
+                    "smp.delay_param_initialization(), which takes no memory "
+                    "either, or give it memory with to_empty"
+                )
 
 
 def _refuse_new_parts():

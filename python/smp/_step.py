@@ -153,6 +153,12 @@ def step(
 
     @functools.wraps(function)
     def run(*args, **kwargs):
+        if torch.get_default_device().type == "meta":
+            raise Error(
+                "a step with 'meta' as torch's default device, which smp does "
+                "not pass on to the threads and ranks that run it: call it "
+                "outside of torch.device('meta')"
+            )
         body, n = bodies(args, kwargs)
         inputs = _tensors_only([*_no_modules(args), kwargs])
         try:

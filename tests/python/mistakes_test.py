@@ -91,6 +91,24 @@ def an_error_that_a_module_catches():
 
 
 @case
+def devices_by_default():
+    """Around all, torch's own; 'meta' is refused where it has no values."""
+    with torch.device("cpu"):
+        step = make_step(start_model(Net()))
+        assert torch.isfinite(step(samples(0)).reduce_mean())
+    with torch.device("meta"):
+        expect(smp.Error, "outside of torch.device", lambda: step(samples(0)))
+        net = Net()
+    del step
+    gc.collect()
+    expect(
+        smp.Error,
+        "'h.0.a.weight' is on the device 'meta'",
+        lambda: smp.DistributedModel(net),
+    )
+
+
+@case
 def what_cannot_be_sent_is_named():
     class Odd:
         pass
