@@ -206,8 +206,8 @@ std::vector<flight_log> run_client::events(milliseconds limit) {
 }
 
 std::vector<flight_log> run_client::recent_events(milliseconds limit) {
-  return logs_of(impl_->ask<std::vector<std::string>>(
-    inspection_question::recent, limit));
+  return logs_of(
+    impl_->ask<std::vector<std::string>>(inspection_question::recent, limit));
 }
 
 void run_client::begin_trace(milliseconds limit) {

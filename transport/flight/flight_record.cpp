@@ -111,11 +111,11 @@ std::vector<std::byte> image_with(std::byte* memory,
   auto names = names_in(memory, slots);
   head.names_size = head.names_used = names.size();
   head.slots = slots.size();
-  std::vector<std::byte> result(page);
+  std::vector<std::byte> result(page + names.size() + slots.size_bytes());
   std::memcpy(result.data(), &head, sizeof(head));
-  result.insert(result.end(), names.begin(), names.end());
-  auto events = std::as_bytes(slots);
-  result.insert(result.end(), events.begin(), events.end());
+  std::ranges::copy(names, result.begin() + page);
+  std::ranges::copy(std::as_bytes(slots),
+                    result.end() - static_cast<ptrdiff_t>(slots.size_bytes()));
   return result;
 }
 
