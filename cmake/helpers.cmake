@@ -211,10 +211,29 @@ function(smp_add_python folder)
   endforeach()
 endfunction()
 
+# smp_embed(RESULT FILE...): a source with the text of each file, of page.css as
+# smp::app::page_css_text.
+function(smp_embed result)
+  set(text "namespace smp::app {\n")
+  foreach(file IN LISTS ARGN)
+    set(path ${PROJECT_SOURCE_DIR}/${file})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
+    file(READ ${path} content)
+    cmake_path(GET path FILENAME name)
+    string(MAKE_C_IDENTIFIER ${name} name)
+    string(APPEND text "extern const char* const ${name}_text;\n"
+      "const char* const ${name}_text = R\"embedded(${content})embedded\";\n")
+  endforeach()
+  set(output ${CMAKE_BINARY_DIR}/generated/embedded.cpp)
+  file(CONFIGURE OUTPUT ${output} CONTENT "${text}}\n" @ONLY)
+  set(${result} ${output} PARENT_SCOPE)
+endfunction()
+
 # smp_viewers(FOLDER PROGRAM...): programs that look at runs. To load LibTorch
 # takes a second, in which they have to answer, so they are linked with the
 # folders below runtime/ instead of libsmp. What they share with each other, with
-# other programs and with tests is in FOLDER/report.
+# other programs and with tests is in FOLDER/report; the page and what serves it
+# is in FOLDER/web.
 function(smp_viewers folder)
   smp_wanted(wanted runtime)
   if(NOT wanted)
@@ -225,6 +244,12 @@ function(smp_viewers folder)
   add_library(smp_report OBJECT ${compiled})
   target_compile_options(smp_report PRIVATE ${smp_unity_options})
   target_link_libraries(smp_report PUBLIC smp_actors_headers smp::json smp::toml)
+  smp_sources(sources ${folder}/web)
+  smp_unity(compiled smp_web ${sources})
+  smp_embed(page ${folder}/web/page.html ${folder}/web/page.css ${folder}/web/page.js)
+  add_library(smp_web OBJECT ${compiled} ${page})
+  target_compile_options(smp_web PRIVATE ${smp_unity_options})
+  target_link_libraries(smp_web PUBLIC smp_report)
   add_library(smp_viewer INTERFACE)
   set(parts smp_transport smp_partition smp_actors)
   target_link_libraries(smp_viewer INTERFACE smp_report ${parts}
@@ -253,7 +278,7 @@ function(smp_apps folder)
     RELATIVE ${PROJECT_SOURCE_DIR}/${folder} ${PROJECT_SOURCE_DIR}/${folder}/*)
   foreach(name IN LISTS programs)
     smp_sources(sources ${folder}/${name})
-    if(NOT sources OR name STREQUAL report OR TARGET ${name})
+    if(NOT sources OR name MATCHES "^(report|web)$" OR TARGET ${name})
       continue()
     endif()
     smp_unity(compiled ${name} ${sources})

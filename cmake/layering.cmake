@@ -38,9 +38,9 @@ set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}")
 # The Python package; pybind11 is in LibTorch's headers.
 set(allowed_python "python/" "smp/schedule_actor\\.hpp" "tp/functions\\.hpp" "runtime/" "${vocabulary}")
 # Programs that look at runs start at once, without LibTorch.
-set(viewers "apps/(report|smp-inspect|smp-top)/")
+set(viewers "apps/(report|web|smp-inspect|smp-top)/")
 set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp"
-  "actors/flight/")
+  "actors/flight/" "transport/files/run_secret\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.
 # ("client" is not a subfolder: all of it is for those who look from outside.)
@@ -59,7 +59,7 @@ set(files_in_a_folder 30)
 
 # Third-party headers that belong to some places only: what it is called, how
 # its headers are known, and the files that may include them.
-set(third_parties caf ucx torch ncurses)
+set(third_parties caf ucx torch ncurses beast)
 set(name_caf CAF)
 set(headers_caf "caf/")
 set(places_caf "actors/")
@@ -72,6 +72,9 @@ set(places_torch "tp/|runtime/|apps/smp-train/|python/")
 set(name_ncurses ncurses)
 set(headers_ncurses "n?cursesw?[./]")
 set(places_ncurses "apps/smp-top/")
+set(name_beast Beast)
+set(headers_beast "boost/beast")
+set(places_beast "apps/web/http_server\\.cpp")
 
 # Costs 18 s in every file that includes it.
 set(slow_headers "torch/(torch|all|extension)\\.h")

@@ -27,6 +27,7 @@ set(smp_test_libraries_tp smp::smp)
 set(smp_test_libraries_runtime smp::smp smp::json smp::toml)
 set(smp_test_libraries_runtime_device smp_simulated_device)
 set(smp_test_libraries_apps smp::smp smp_report smp::json smp::toml)
+set(smp_test_libraries_apps_web smp_web)
 set(smp_test_libraries_gpu smp::smp smp::json)
 set(smp_test_libraries_fuzz smp::smp CAF::core)
 

@@ -7,12 +7,16 @@
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
 #include "apps/report/text_layout.hpp"
+#include "apps/web/page.hpp"
+#include "apps/web/run_feed.hpp"
+#include "apps/web/run_server.hpp"
 #include "transport/error.hpp"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -51,6 +55,8 @@ struct options {
   uint64_t steps = 3;
   uint64_t limit = 60; // seconds
   std::string output;
+  std::string web;
+  std::string prometheus;
   bool json = false;
 };
 
@@ -144,7 +150,49 @@ int trace_run(const options& x) {
   return code_of(look);
 }
 
+/// One page with what is known of the run, for later and for others.
+int write_report(const options& x) {
+  run_feed feed{x.place, x.secret};
+  auto parts = feed.look(patience);
+  auto path = x.output.empty() ? "report.html" : x.output;
+  std::ofstream out{path};
+  out << page_html(parts);
+  if (!out.flush())
+    throw config_error(fmt::format("{}: cannot be written", path));
+  print(fmt::format("{}: {}, is in {}\n", x.place,
+                    parts["run"]["state"].get<std::string>(), path));
+  return exit_well;
+}
+
+/// Until Ctrl-C, or until whoever started this ends it.
+int serve_run(const options& x) {
+  serve_options served{x.place, x.secret, {}, {}};
+  if (!x.web.empty())
+    served.web = http_address::parse(x.web);
+  if (!x.prometheus.empty())
+    served.prometheus = http_address::parse(x.prometheus);
+  if (!served.web && !served.prometheus)
+    served.web = http_address::parse("127.0.0.1:8080");
+  // Before there are threads, so that none of them is hit.
+  sigset_t ends;
+  ::sigemptyset(&ends);
+  ::sigaddset(&ends, SIGINT);
+  ::sigaddset(&ends, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  run_server server{served};
+  for (auto& url : server.urls())
+    print(url + '\n');
+  std::fflush(stdout);
+  int number = 0;
+  ::sigwait(&ends, &number);
+  return exit_well;
+}
+
 int inspect_run(const std::string& command, const options& x) {
+  if (command == "report")
+    return write_report(x);
+  if (command == "serve")
+    return serve_run(x);
   if (command == "flight")
     return show_flight(x);
   if (command == "trace")
@@ -169,20 +217,9 @@ int inspect_run(const std::string& command, const options& x) {
   return code_of(look);
 }
 
-int run(int argc, char** argv) {
-  CLI::App app{about, "smp-inspect"};
-  options x;
-  app.set_help_flag("-h,--help", "Print this and exit");
-  app.add_option("RUN", x.place, "RUN_DIR or HOST:PORT")->required();
-  app
-    .add_option("--secret", x.secret,
-                "For an address: a copy of the run directory's inspect.entry")
-    ->type_name("FILE");
-  app.require_subcommand(1);
-  app.footer(about_codes);
+void add_questions(CLI::App& app, options& x) {
   auto add = [&](const char* name, const char* what) {
     auto* command = app.add_subcommand(name, what);
-    command->set_help_flag("-h,--help", "Print this and exit");
     command->add_flag("--json", x.json, "Print JSON, for tools");
     return command;
   };
@@ -202,10 +239,12 @@ int run(int argc, char** argv) {
   flight->add_option("--last", x.flight.last, "So many events")
     ->capture_default_str();
   flight->add_option("--rank", x.flight.rank, "Of this rank only");
+}
+
+void add_files(CLI::App& app, options& x) {
   auto* trace = app.add_subcommand(
     "trace",
     "Keep all events of the next steps, in a file for ui.perfetto.dev");
-  trace->set_help_flag("-h,--help", "Print this and exit");
   trace->add_option("--steps", x.steps, "So many")
     ->capture_default_str()
     ->check(CLI::Range(1, 1000));
@@ -214,6 +253,33 @@ int run(int argc, char** argv) {
   trace->add_option("--limit", x.limit, "Seconds until it gives up, at most 60")
     ->capture_default_str()
     ->check(CLI::Range(1, 60));
+  auto* report = app.add_subcommand(
+    "report", "Write a page on the run, live or over, as one HTML file");
+  report->add_option("--output", x.output, "Default: report.html")
+    ->type_name("FILE");
+  auto* serve = app.add_subcommand(
+    "serve",
+    "Show the run in a browser and to Prometheus, until Ctrl-C; "
+    "without options the page at 127.0.0.1:8080");
+  serve->add_option("--web", x.web, "The page is at this address")
+    ->type_name("HOST:PORT");
+  serve->add_option("--prometheus", x.prometheus, "Metrics are there, /metrics")
+    ->type_name("HOST:PORT");
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{about, "smp-inspect"};
+  options x;
+  app.set_help_flag("-h,--help", "Print this and exit"); // subcommands inherit
+  app.add_option("RUN", x.place, "RUN_DIR or HOST:PORT")->required();
+  app
+    .add_option("--secret", x.secret,
+                "For an address: a copy of the run directory's inspect.entry")
+    ->type_name("FILE");
+  app.require_subcommand(1);
+  app.footer(about_codes);
+  add_questions(app, x);
+  add_files(app, x);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -2,6 +2,8 @@
 
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/files/file_io.hpp"
+#include "runtime/placement/partitioning.hpp"
+#include "runtime/plan/partition_json.hpp"
 #include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>
@@ -31,6 +33,12 @@ void partition_tree_file(const partition_command& x, bool terminal) {
 void partition_config(const partition_command& x, const train_config& config,
                       bool terminal) {
   show(plan_model(config, true), x.json, terminal);
+}
+
+void partition_file::on_decision(const partition_decision& x, session&,
+                                 model_state&, trainable&) {
+  write_text(run_dir_ + "/partition.json",
+             plan_json(x.model, x.plan, x.sharing.remarks));
 }
 
 } // namespace smp::app
