@@ -240,11 +240,23 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
   }
 }
 
+/// Of a rank that another program started: nobody serves the run.
+void tell_of_no_server(const session& s, const train_config& config) {
+  auto& x = config.monitor;
+  if (s.rank() == 0 && !(x.web.empty() && x.prometheus.empty()))
+    print_stderr(
+      "warning: monitor.web and monitor.prometheus are for runs that "
+      "smp-train starts itself; for this one, run `smp-inspect "
+      "RUN_DIR serve`\n");
+}
+
 /// This process is one rank.
 int run_process(const command_line& cmd, const train_config& config,
                 bool supervised) {
   catch_signals(config, supervised);
   session s{config.smp, shared_settings(config)};
+  if (!supervised)
+    tell_of_no_server(s, config);
   return run_rank(s, cmd, config, supervised);
 }
 
@@ -286,6 +298,7 @@ int run_launcher(const command_line& cmd, const train_config& config,
   if (options.nodes.node == 0 || !cmd.run_dir.empty())
     options.log_dir = run_dir_of(cmd);
   options.stalls = stalls_of(config.smp);
+  options.served = {config.monitor.web, config.monitor.prometheus};
   options.command = std::move(arguments);
   options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
   std::optional<run_restarts> restarts;

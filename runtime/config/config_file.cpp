@@ -446,6 +446,12 @@ train_config program_config(const std::string& text, const std::string& name,
                   "smp-train knows what is to be written; a program writes its "
                   "own events, such as with torch.utils.tensorboard",
                   place));
+  if (auto& x = result.monitor; !x.web.empty() || !x.prometheus.empty())
+    throw config_error(
+      fmt::format("{}: monitor.web and monitor.prometheus have no effect here: "
+                  "a program is running by now; beside it, run `smp-inspect "
+                  "RUN_DIR serve`",
+                  place));
   return result;
 }
 

@@ -175,6 +175,13 @@ struct checkpoint_config {
   uint64_t interrupt_grace = 30;
 };
 
+/// Of table [monitor], what smp-inspect serves beside the run; the rest is in
+/// `smp`.
+struct monitor_config {
+  std::string web;        // HOST:PORT of the page; empty: none
+  std::string prometheus; // HOST:PORT of the metrics; empty: none
+};
+
 /// A configuration, checked. [transport] trusted_network is in `smp`.
 struct train_config {
   session_config smp{.print_partition = false};
@@ -189,6 +196,7 @@ struct train_config {
   checkpoint_config checkpoint;
   /// monitor.tensorboard: writes event files, too.
   bool tensorboard = false;
+  monitor_config monitor;
   /// Where each key was set: "quickstart.toml:12"; a default has none. Not a
   /// configuration key.
   std::map<std::string, std::string> origins;

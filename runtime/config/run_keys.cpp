@@ -338,6 +338,21 @@ const std::vector<config_key> run_table = {
               "shows what each rank did when (docs/inspect.md#traces)",
    .fallback = "none",
    .elsewhere = {"profiler", "profile_steps", "wall_clock_breakdown"}},
+  {.name = "monitor.web",
+   .slot = SMP_SLOT(monitor.web),
+   .meaning = "where a page shows the run, such as \"127.0.0.1:8080\"; the "
+              "launcher starts `smp-inspect RUN_DIR serve` for it "
+              "(docs/inspect.md#in-the-browser-and-in-prometheus)",
+   .fallback = "none",
+   .elsewhere = {"dashboard"},
+   .local = true},
+  {.name = "monitor.prometheus",
+   .slot = SMP_SLOT(monitor.prometheus),
+   .meaning = "where Prometheus finds `/metrics`, such as "
+              "\"127.0.0.1:9464\"; served in the same way",
+   .fallback = "none",
+   .elsewhere = {"prometheus_port"},
+   .local = true},
 };
 
 } // namespace

@@ -422,6 +422,7 @@ private:
     for (uint64_t i = 0; i < options_.ranks; ++i)
       std::remove(flight_path(dir, rank_id{i}).c_str());
     entry_ = std::make_unique<published_entry>(dir, where);
+    server_ = run_server::start(dir, options_.served);
   }
 
   /// What follows, while tools can still ask the SUPERVISOR.
@@ -501,6 +502,7 @@ private:
   restart_policy policy_;
   std::optional<interruptible_pause> pause_;
   std::unique_ptr<published_entry> entry_;
+  std::unique_ptr<run_server> server_;
   launch_place place_; // of the last attempt
   run_position position_;
   restart_decision next_;

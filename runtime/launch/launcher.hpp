@@ -6,6 +6,7 @@
 #include "actors/stalls/stall_judge.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/launch/restart_policy.hpp"
+#include "runtime/process/run_server.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -52,6 +53,9 @@ struct launch_options {
   /// Ranks know it as `session::run_dir`. Empty: all ranks write to the
   /// console; on machines other than the first: as the first machine has it.
   std::string log_dir;
+  /// Serves `log_dir` from before the first rank to the end of the last one, on
+  /// the first machine.
+  run_server::addresses served;
   /// A signal that ranks block until they handle it; 0: none. SIGUSR1 and
   /// SIGUSR2 are passed on to them.
   int blocked_signal = 0;

@@ -125,3 +125,33 @@ TEST_CASE("A run is served beside its ranks, to its end and after it",
   CHECK_THAT(inspect(dir, {"report", "--output", "no/r.html"}).finish(2),
              ContainsSubstring("no/r.html: cannot be written"));
 }
+
+TEST_CASE("A launcher serves its run as long as it lasts", "[apps][web]") {
+  train_dir dir{
+    endless_gpt("[monitor]\nweb = \"127.0.0.1:0\"\n"
+                "prometheus = \"127.0.0.1:0\"\n")};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  CHECK_THAT(run.output(), ContainsSubstring("smp: run is served at\nhttp://"));
+  auto page = port_in(run.output(), "/");
+  auto metrics = port_in(run.output(), "/metrics");
+  CHECK_THAT(fetch(page, "/"), StartsWith("HTTP/1.1 200"));
+  CHECK_THAT(fetch(metrics, "/metrics"),
+             ContainsSubstring("\nsmp_up{run=\"run\"} 1\n"));
+
+  // Another run cannot have its port, and says so before it has a rank.
+  auto other = dir.start({"tiny.toml", "--run-dir", "other",
+                          fmt::format("--monitor.web=127.0.0.1:{}", page)});
+  CHECK_THAT(other.finish(2),
+             ContainsSubstring(fmt::format("127.0.0.1:{}", page))
+               && ContainsSubstring("in use"));
+  CHECK(!std::filesystem::exists(dir.path / "other/log-0.txt"));
+  auto wrong = dir.start(
+    {"tiny.toml", "--run-dir", "third", "--monitor.prometheus=9464"});
+  CHECK_THAT(wrong.finish(2), ContainsSubstring("9464: no port"));
+
+  run.signal(SIGINT);
+  REQUIRE(run.join() == 130);
+  CHECK_THROWS(connect_to(page));
+  CHECK_THROWS(connect_to(metrics));
+}
