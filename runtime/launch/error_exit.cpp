@@ -96,7 +96,7 @@ bool leave_word(last_word kind, const char* text) {
 
 void tell_why(const std::string& line, const char* text) {
   auto told = print_stderr("{}", line);
-  leave_word(told ? last_word::told : last_word::why, told ? "" : text);
+  leave_word(told ? last_word::told : last_word::why, text);
 }
 
 int exit_code_of(error_code x) noexcept {

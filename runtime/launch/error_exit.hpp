@@ -21,7 +21,7 @@ inline constexpr const char* unwritten_words_variable = "SMP_UNWRITTEN_WORDS";
 /// What a rank that ends tells its launcher.
 enum class last_word : char {
   heard = 'h', // it ends because another rank was lost
-  told = 't',  // it has written why to its stderr
+  told = 't',  // it has written the text, which is why, to its stderr
   why = 'w',   // the text is why, which nobody has written yet
 };
 

@@ -470,7 +470,11 @@ bool process_group::has_printed(const std::string& x) const {
 std::string process_group::last_words() const {
   auto rank = result_.cause.rank.value;
   auto* mine = find(result_.cause.rank);
-  if (rank == 0 || mine == nullptr || told_by_rank_0())
+  if (mine == nullptr)
+    return {};
+  if (auto* rank_0 = find(rank_id{0}); rank_0 != nullptr && told_by_rank_0())
+    return rank_0->said; // perhaps of another rank
+  if (rank == 0)
     return {};
   // The log of a process that a signal killed may end with anything.
   if (options_.log_dir.empty() || !mine->why.empty() || result_.code == 0)
@@ -508,8 +512,12 @@ void process_group::take_words() {
       continue;
     from->heard |= kind == static_cast<char>(last_word::heard);
     from->told |= kind == static_cast<char>(last_word::told);
-    if (kind == static_cast<char>(last_word::why) && in.get() == ' ')
-      from->why = words.substr(static_cast<size_t>(in.tellg()));
+    auto text = in.get() == ' ' ? words.substr(static_cast<size_t>(in.tellg()))
+                                : std::string{};
+    if (kind == static_cast<char>(last_word::why))
+      from->why = std::move(text);
+    else if (kind == static_cast<char>(last_word::told))
+      from->said = text.substr(0, text.find('\n'));
   }
 }
 

@@ -94,8 +94,7 @@ public:
     /// Exit code of the process that is the cause; 0 if it has none. Without a
     /// cause, `options::verdict` if a process returned it, else 0.
     int code = 0;
-    /// Its last words (error_exit.hpp), or the last line of its log, unless the
-    /// console already shows them.
+    /// Its last words (error_exit.hpp), or the last line of its log.
     std::string last_words;
     /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), or was
     /// ended on its way out: it has printed the reason to the console.
@@ -142,6 +141,7 @@ private:
     // Its last words.
     bool heard = false; // of the loss of another
     bool told = false;
+    std::string said; // first line of what it told
     std::string why;
   };
 

@@ -281,6 +281,17 @@ TEST_CASE("a rank that says that it only heard of a loss is not the cause",
   CHECK(result.last_words == "no luck");
 }
 
+TEST_CASE("what rank 0 told is the cause, for who asks later",
+          "[runtime][launch]") {
+  shell_run x{
+    "[ $R = 0 ] && printf '0 t rank 1: no luck\\nat all\\0' "
+    ">/proc/self/fd/$SMP_UNWRITTEN_WORDS; exit 3"};
+  x.options.grace = 20s;
+  auto result = x.run();
+  CHECK(result.told_by_rank_0);
+  CHECK(result.last_words == "rank 1: no luck");
+}
+
 TEST_CASE("a verdict that rank 0 told is not told again, however it ends",
           "[runtime][launch]") {
   // Too busy to exit in time.
