@@ -52,6 +52,17 @@ std::optional<size_t> wait_graph::serving(rank_id rank, request_id x) const {
   return std::nullopt;
 }
 
+std::optional<size_t> wait_graph::unanswering(rank_id rank) const {
+  auto view = views_.find(rank);
+  if (view == views_.end() || view->second.complete)
+    return std::nullopt;
+  for (size_t i = 0; i < nodes_.size(); ++i)
+    if (auto& x = nodes_[i];
+        x.rank == rank && x.what.executes && x.what.who == kind::schedule)
+      return i;
+  return std::nullopt;
+}
+
 std::optional<size_t> wait_graph::blocker(rank_id rank, const node& x) const {
   // Outside of a step, a user's thread waits for those of other ranks.
   auto meets = [&](const activity& y) {
@@ -95,6 +106,9 @@ wait_graph::step wait_graph::successor(const node& x) const {
       return {std::nullopt, end::credits, from};
     if (w.asks.number != 0) {
       if (auto i = serving(from, w.asks))
+        return {i, end::open, no_rank};
+      // Where nobody says what is in line, nothing is known to be lost.
+      if (auto i = unanswering(from))
         return {i, end::open, no_rank};
       return {std::nullopt, end::lost, from};
     }
@@ -169,8 +183,9 @@ std::string wait_graph::describe(const node& x) const {
   auto& w = x.what;
   auto who = fmt::format("rank {}", x.rank.value);
   auto time = seconds_text(w.seconds);
-  if (w.executes && w.who == kind::schedule)
-    return fmt::format("{}'s {} for {}", who, w.what, time);
+  if (w.executes && w.who == kind::schedule) // or it is not known since when
+    return fmt::format("{}'s {}{}", who, w.what,
+                       w.seconds > 0 ? " for " + time : "");
   if (w.executes)
     return fmt::format("{} executes {} for {}", who, w.what, time);
   auto from = w.from != no_rank && w.from != x.rank

@@ -74,6 +74,8 @@ private:
 
   step successor(const node& x) const;
   std::optional<size_t> serving(rank_id rank, request_id x) const;
+  /// @returns the actors of a rank, if they do not answer
+  std::optional<size_t> unanswering(rank_id rank) const;
   /// @returns the node on `rank` that most likely keeps `x` waiting.
   std::optional<size_t> blocker(rank_id rank, const node& x) const;
   const traffic* between(rank_id from, rank_id to) const;

@@ -172,6 +172,23 @@ TEST_CASE("a rank that left out a step is told so, and not of a cycle",
                "every rank has to call each step"));
 }
 
+TEST_CASE("nothing is known of what blocked actors have in line",
+          "[actors][stalls]") {
+  activity blocked;
+  blocked.who = kind::schedule;
+  blocked.executes = true;
+  blocked.what = "actors do not answer (no status)";
+  auto x = explain({caller(), rank(1, {ends_step(70), blocked})});
+  CHECK(x.how == end::executing);
+  CHECK(x.culprit == rank_id{1});
+  CHECK_THAT(x.text, Catch::Matchers::EndsWith(
+                       "; rank 1's actors do not answer (no status)"));
+  // Actors that answer know what they have.
+  auto answers = rank(1, {ends_step(70), blocked});
+  answers.complete = true;
+  CHECK(explain({caller(), answers}).how == end::lost);
+}
+
 TEST_CASE("a request that nobody knows was lost", "[actors][stalls]") {
   auto peers_0 = std::vector<traffic>{{rank_id{1}, 9, 3, 0}};
   auto peers_1 = std::vector<traffic>{{rank_id{0}, 4, 9, 0}};
