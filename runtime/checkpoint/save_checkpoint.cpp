@@ -9,6 +9,7 @@
 #include "runtime/files/file_io.hpp"
 #include "runtime/optimizer/loss_scaler.hpp"
 #include "runtime/optimizer/optimizer_state.hpp"
+#include "runtime/process/limits.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/step/model_state.hpp"
@@ -100,7 +101,9 @@ private:
     } catch (const error& e) {
       found = e.cause();
     } catch (const std::exception& e) {
-      found = {error_code::user_code, no_rank, {}, e.what()};
+      auto limit = exhausted_limit(e);
+      found = limit ? limit->cause()
+                    : failure{error_code::user_code, no_rank, {}, e.what()};
     }
     if (found.rank == no_rank)
       found.rank = rank_.self();
