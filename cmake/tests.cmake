@@ -87,6 +87,11 @@ if(wanted)
   add_library(smp_faults MODULE tests/faults/fault.cpp)
   target_link_libraries(smp_faults PRIVATE smp smp::fmt)
   set_target_properties(smp_faults PROPERTIES PREFIX "")
+
+  add_library(smp_fault_point MODULE tests/faults/fault_point.cpp)
+  target_link_libraries(smp_fault_point PRIVATE smp::torch)
+  target_include_directories(smp_fault_point PRIVATE ${PROJECT_SOURCE_DIR})
+  set_target_properties(smp_fault_point PROPERTIES PREFIX "")
 endif()
 
 # -- tests/no_driver ----------------------------------------------------------
