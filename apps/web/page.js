@@ -332,7 +332,13 @@ function chart(title, xs, ys, text, dots) {
   const box = {left: 54, right: size - 6, top: 8, bottom: 130};
   let low = Math.min(...points.map((p) => p[1]));
   let high = Math.max(...points.map((p) => p[1]));
-  if (low === high) { low -= Math.abs(low) * 0.1 || 1; high += Math.abs(high) * 0.1 || 1; }
+  // Of less it would show noise, or the same text at each line.
+  const least = Math.abs(high) * (text === bytesText ? 0.1 : 1e-3) || 1;
+  if (high - low < least) {
+    const middle = (low + high) / 2;
+    low = middle - least / 2;
+    high = middle + least / 2;
+  }
   const first = points[0][0];
   const last = Math.max(points[points.length - 1][0], first + 1);
   const px = (x) => box.left + (x - first) / (last - first) * (box.right - box.left);
@@ -365,7 +371,7 @@ function noteMemory(run, ranks) {
   const most = Math.max(0, ...ranks.map((x) => x.memory || 0));
   if (most === 0) return;
   if (memory.time.length === 0) memory.begin = run.time;
-  memory.time.push((run.time - memory.begin) / 1000);
+  memory.time.push(Math.round((run.time - memory.begin) / 1000));
   memory.bytes.push(most);
   if (memory.time.length > 1000) { memory.time.shift(); memory.bytes.shift(); }
 }
@@ -400,7 +406,7 @@ function nodeLine(node, parent) {
     + (100 * (node.cost || 0)).toFixed(1) + " % of the cost"
     + (node.compute > 0 ? ", " + secondsText(node.compute) + " itself" : "")));
   const edge = edgeText(node, parent);
-  if (edge) result.append(" ", make("small", edge, "edge"));
+  if (edge) result.append(make("small", "; " + edge, "edge"));
   return result;
 }
 
