@@ -107,9 +107,11 @@ wait_graph::step wait_graph::successor(const node& x) const {
     if (w.asks.number != 0) {
       if (auto i = serving(from, w.asks))
         return {i, end::open, no_rank};
-      // Where nobody says what is in line, nothing is known to be lost.
-      if (auto i = unanswering(from))
-        return {i, end::open, no_rank};
+      // Where nobody says what is in line, or was sent, nothing is known to be
+      // lost.
+      for (auto rank : {from, x.rank})
+        if (auto i = unanswering(rank))
+          return {i, end::open, no_rank};
       return {std::nullopt, end::lost, from};
     }
     // The answer exists, but the other rank has no credits to send it.

@@ -65,8 +65,9 @@ on_stall = "end"
 struct fault_row {
   std::string kind, phase;
   int code;
-  std::string culprit;  // on the console; {} is the rank
-  bool restarts = true; // with train.max_restarts
+  std::string culprit;        // on the console; {} is the rank
+  bool restarts = true;       // with train.max_restarts
+  std::string of_rank_0 = {}; // instead; there the step body calls the module
 };
 
 /// Left out, as there is no such thing: code of a user that loops or throws
@@ -85,9 +86,11 @@ inline std::vector<fault_row> fault_matrix() {
     {"loop", "start-up", 4, "rank {} executes user code outside of a step"},
     {"disk", "checkpoint", 2, "/disk/checkpoints/step-20/", false}};
   for (auto* phase : {"forward", "backward", "evaluation"}) {
-    result.push_back({"throw", phase, 3, in_step + "on purpose"});
-    result.push_back({"memory", phase, 3, in_step + "std::bad_alloc"});
-    result.push_back({"loop", phase, 4, loops});
+    result.push_back({"throw", phase, 3, in_step + "on purpose", true,
+                      "smp-train: rank 0: on purpose"});
+    result.push_back({"memory", phase, 3, in_step + "std::bad_alloc", true,
+                      "smp-train: rank 0: std::bad_alloc"});
+    result.push_back({"loop", phase, 4, loops, true, "; rank 0 executes "});
   }
   const std::vector<std::string> phases{
     "start-up", "forward", "backward", "optimizer", "checkpoint", "evaluation"};
@@ -97,10 +100,13 @@ inline std::vector<fault_row> fault_matrix() {
     result.push_back(
       {"abort", phase, 3, "rank {}: killed by signal 6 (SIGABRT)"});
     result.push_back({"stop", phase, 4, "rank {} has not answered for "});
-    result.push_back({"actors", phase, 4, "rank {}'s actors do not answer"});
+    result.push_back(
+      {"actors", phase, 4, "rank {}'s actors do not answer", true, "; rank 0"});
     if (phase != "checkpoint") // the disk of the run's directory
       result.push_back({"disk", phase, 2,
-                        "disk/run/metrics.jsonl: No space left on device",
+                        phase == std::string{"start-up"}
+                          ? "cannot write disk/run/"
+                          : "disk/run/metrics.jsonl: No space left on device",
                         false});
   }
   return result;
@@ -128,8 +134,10 @@ public:
     REQUIRE(std::filesystem::exists(dir_.path / "fault"));
     const bool again = restarts_ > 0 && row_.restarts;
     CHECK(code == (again ? 0 : row_.code));
+    const bool own = rank_ == 0 && !row_.of_rank_0.empty();
     CHECK_THAT(output, Catch::Matchers::ContainsSubstring(
-                         fmt::format(fmt::runtime(row_.culprit), rank_)));
+                         own ? row_.of_rank_0
+                             : fmt::format(fmt::runtime(row_.culprit), rank_)));
     // Rank 0 writes on the console itself.
     if (row_.culprit.find("{}") == std::string::npos && row_.kind != "disk"
         && rank_ > 0)

@@ -183,6 +183,10 @@ TEST_CASE("nothing is known of what blocked actors have in line",
   CHECK(x.culprit == rank_id{1});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
                        "; rank 1's actors do not answer (no status)"));
+  // Nor of what they have sent.
+  auto sender = caller();
+  sender.activities.push_back(blocked);
+  CHECK(explain({sender, rank(1, {ends_step(70)})}).culprit == rank_id{0});
   // Actors that answer know what they have.
   auto answers = rank(1, {ends_step(70), blocked});
   answers.complete = true;
