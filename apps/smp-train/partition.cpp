@@ -37,8 +37,14 @@ void partition_config(const partition_command& x, const train_config& config,
 
 void partition_file::on_decision(const partition_decision& x, session&,
                                  model_state&, trainable&) {
-  write_text(run_dir_ + "/partition.json",
-             plan_json(x.model, x.plan, x.sharing.remarks));
+  try {
+    write_text(run_dir_ + "/partition.json",
+               plan_json(x.model, x.plan, x.sharing.remarks));
+  } catch (const error& e) {
+    // It is for viewers, and no reason to end the run.
+    print_stderr("smp-train: {}; pages about the run lack its partition\n",
+                 e.what());
+  }
 }
 
 } // namespace smp::app

@@ -154,8 +154,11 @@ void add_device(exposition& to, const device_status& x, labels where) {
 
 void add_rank(exposition& to, const rank_entry& x) {
   labels where{{"rank", std::to_string(x.rank.value)}};
-  if (x.known)
+  if (x.known) {
     where.emplace_back("pp", std::to_string(x.status.pp_rank));
+    where.emplace_back("tp", std::to_string(x.status.tp_rank));
+    where.emplace_back("rdp", std::to_string(x.status.rdp_rank));
+  }
   to.add("smp_rank_up", is_well(x.health) ? 1 : 0, where);
   for (auto state : all_states) {
     auto with_state = where;

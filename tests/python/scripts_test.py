@@ -158,7 +158,11 @@ def its_options():
     expect(
         smp.Error, "unknown key smp.nosuch", lambda: shim.init({"nosuch": 1})
     )
-    expect(smp.Error, "scaled_dot_product", lambda: shim.nn)
+    expect(
+        smp.Error,
+        "scaled_dot_product",
+        lambda: shim.nn.DistributedTransformerLayer,
+    )
     expect(
         smp.Error,
         "smp.init({'broadcast_buffers': False})",

@@ -134,8 +134,8 @@ TEST_CASE("A run as Prometheus reads it", "[apps][web]") {
   CHECK(value("smp_nonfinite_total") == 1);
   CHECK(value("smp_last_progress_timestamp_seconds") == 997.5);
   CHECK(value("smp_checkpoint_last_success_timestamp_seconds") == 900);
-  const std::string first = R"(,rank="0",pp="0")",
-                    second = R"(,rank="1",pp="1")";
+  const std::string first = R"(,rank="0",pp="0",tp="0",rdp="0")",
+                    second = R"(,rank="1",pp="1",tp="0",rdp="0")";
   CHECK(value("smp_rank_up", first) == 1);
   CHECK(value("smp_rank_up", second) == 0);
   CHECK(value("smp_rank_state", second + R"(,state="stopped")") == 1);

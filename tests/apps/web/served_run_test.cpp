@@ -82,13 +82,14 @@ TEST_CASE("A run is served beside its ranks, to its end and after it",
   CHECK_THAT(fetch(page, "/"), StartsWith("HTTP/1.1 200")
                                  && ContainsSubstring("<title>smp</title>"));
   CHECK_THAT(fetch(page, "/metrics"), StartsWith("HTTP/1.1 404"));
-  CHECK_THAT(
-    fetch(metrics, "/metrics"),
-    ContainsSubstring("text/plain; version=0.0.4")
-      && ContainsSubstring("\nsmp_up{run=\"run\"} 1\n")
-      && ContainsSubstring("\nsmp_rank_up{run=\"run\",rank=\"1\",pp=\"1\"} 1\n")
-      && ContainsSubstring("\nsmp_steps{run=\"run\"} 1000000\n")
-      && ContainsSubstring("\nsmp_inflight_microbatches{"));
+  CHECK_THAT(fetch(metrics, "/metrics"),
+             ContainsSubstring("text/plain; version=0.0.4")
+               && ContainsSubstring("\nsmp_up{run=\"run\"} 1\n")
+               && ContainsSubstring(
+                 "\nsmp_rank_up{run=\"run\",rank=\"1\",pp=\"1\",tp=\"0\","
+                 "rdp=\"0\"} 1\n")
+               && ContainsSubstring("\nsmp_steps{run=\"run\"} 1000000\n")
+               && ContainsSubstring("\nsmp_inflight_microbatches{"));
 
   auto events = ask_for(page, "/events");
   auto first = next_event(events.get());
