@@ -136,7 +136,8 @@ variables_of(uint64_t rank, const launch_options& x, const launch_place& place,
   result["SMP_RUN_ID"] = place.run_id;
   result[secret_descriptor_variable] = std::to_string(secret);
   result[progress_descriptor_variable] = std::to_string(place.progress.get());
-  result[flight_descriptor_variable] = std::to_string(place.flights.get());
+  if (place.flights)
+    result[flight_descriptor_variable] = std::to_string(place.flights.get());
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
   result[run_dir_variable] = place.log_dir;
@@ -259,7 +260,9 @@ process_group::options group_options(const launch_options& x,
   };
   result.verdict = x.verdict;
   result.blocked_signal = x.blocked_signal;
-  result.inherited = {secret, place.progress.get(), place.flights.get()};
+  result.inherited = {secret, place.progress.get()};
+  if (place.flights)
+    result.inherited.push_back(place.flights.get());
   result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
   result.grace = x.grace;
   result.interrupt_grace = x.interrupt_grace;

@@ -16,8 +16,8 @@ namespace smp {
 inline constexpr const char* flight_descriptor_variable = "SMP_FLIGHT_FD";
 
 /// @returns memory for the records of all ranks of this machine, which they
-/// inherit. Pages cost nothing until a rank writes to them.
-/// @throws error (config) if the system cannot provide it
+/// inherit. Pages cost nothing until a rank writes to them. None if the system
+/// has none, as with a low `ulimit -f`: ranks then have memory of their own.
 file_descriptor flight_descriptor(uint64_t ranks);
 
 /// @returns the record of this rank, in memory that its launcher reads when the
@@ -33,7 +33,7 @@ std::string write_flight(const std::string& run_dir, rank_id x,
                          std::span<const std::byte> image);
 
 /// Writes the files of those ranks that have begun a session.
-/// @param fd a `flight_descriptor`
+/// @param fd a `flight_descriptor`; -1: none
 /// @returns an empty string, or why one could not be written
 std::string write_flights(const std::string& run_dir, int fd,
                           rank_id first_rank, uint64_t ranks);

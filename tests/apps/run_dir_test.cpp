@@ -4,6 +4,7 @@
 
 #include "tests/support/runs/train_dir.hpp"
 
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,12 @@ TEST_CASE_METHOD(run_dirs, "A run leaves the configuration that runs it again",
   auto first = start({"tiny.toml", "--run-dir", "first", "--ranks", "1",
                       "--train.steps=3", "--smp.seed=7"});
   REQUIRE(first.join() == 0);
-  auto written = content_of(path / "first/config.toml");
+  // Without where each key was set.
+  auto config_in = [this](const char* dir) {
+    return std::regex_replace(content_of(path / dir / "config.toml"),
+                              std::regex{"  #[^\n]*"}, "");
+  };
+  auto written = config_in("first");
   for (auto text : {"pipeline_parallel_degree = 1\n", "steps = 3\n",
                     "seed = 7\n", "width = 16\n", "lr = 0.001\n"})
     CHECK_THAT(written, ContainsSubstring(text));
@@ -55,7 +61,7 @@ TEST_CASE_METHOD(run_dirs, "A run leaves the configuration that runs it again",
   REQUIRE(second.join() == 0);
   CHECK(numbers("second").size() == 6);
   CHECK(numbers("second") == numbers("first"));
-  CHECK(content_of(path / "second/config.toml") == written);
+  CHECK(config_in("second") == written);
 }
 
 TEST_CASE_METHOD(run_dirs, "A directory that holds a run is left alone",
