@@ -2,6 +2,7 @@
 
 #include "transport/error.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -53,14 +54,24 @@ void poller::run(run_look first) {
 
 void poller::publish(run_look x) {
   auto rows = rows_.add(x, std::chrono::steady_clock::now());
-  std::vector<flight_log> events;
+  // A rank that is stopped answers nothing, and is to be seen at once.
+  const bool answers = x.status
+                       && std::ranges::all_of(
+                         x.status->ranks, [](auto y) { return is_well(y); },
+                         &rank_entry::health);
+  {
+    std::lock_guard guard{mutex_};
+    news_ = result{x, rows, events_};
+  }
+  if (!answers)
+    return;
   try {
-    events = source_.recent_events(x);
+    events_ = source_.recent_events(x);
   } catch (const std::exception&) {
-    // The next look tells why the run does not answer.
+    return; // the next look tells why the run does not answer
   }
   std::lock_guard guard{mutex_};
-  news_ = result{std::move(x), std::move(rows), std::move(events)};
+  news_ = result{std::move(x), std::move(rows), events_};
 }
 
 } // namespace smp::app

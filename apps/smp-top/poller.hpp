@@ -42,7 +42,9 @@ private:
 
   run_source& source_;
   std::chrono::milliseconds interval_;
-  rank_rows rows_; // used by the thread only
+  // Used by the thread only.
+  rank_rows rows_;
+  std::vector<flight_log> events_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;

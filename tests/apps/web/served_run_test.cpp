@@ -97,15 +97,24 @@ TEST_CASE("A run is served beside its ranks, to its end and after it",
   CHECK(first["run"]["step"].get<uint64_t>() >= 5);
   REQUIRE(first["ranks"].size() == 2);
   CHECK(first["ranks"][1]["pp"] == 1);
-  REQUIRE(first["grid"]["ranks"].size() == 2);
-  for (auto& rank : first["grid"]["ranks"])
-    CHECK(!rank["slices"].empty());
   CHECK(first["partition"]["nodes"].size() > 4);
   CHECK(first["traffic"].size() >= 2);
   CHECK(first["metrics"]["loss"].size() >= 5);
   auto second = next_event(events.get());
   CHECK(second["run"]["step"] >= first["run"]["step"]);
   CHECK(!second.contains("partition")); // it has not changed
+  // A busy machine may be late with what a rank did in the last seconds.
+  auto shows_both = [](json& x) {
+    auto& ranks = x["grid"]["ranks"];
+    return ranks.size() == 2 && !ranks[0]["slices"].empty()
+           && !ranks[1]["slices"].empty();
+  };
+  bool shown = shows_both(first) || shows_both(second);
+  for (int i = 0; i < 20 && !shown; ++i) {
+    second = next_event(events.get());
+    shown = shows_both(second);
+  }
+  CHECK(shown);
 
   run.signal(SIGINT);
   REQUIRE(run.join() == 130);
