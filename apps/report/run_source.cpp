@@ -142,8 +142,10 @@ void add_left_records(const std::string& run_dir, std::vector<flight_log>& to) {
   std::error_code ignored;
   for (auto& file : std::filesystem::directory_iterator{run_dir, ignored}) {
     auto name = file.path().filename().string();
-    if (!name.starts_with("flight-") || name.ends_with(".part"))
-      continue;
+    constexpr std::string_view prefix = "flight-";
+    if (!name.starts_with(prefix)
+        || name.find_first_not_of("0123456789", prefix.size()) != name.npos)
+      continue; // or it is still being written
     std::ifstream in{file.path(), std::ios::binary};
     std::string bytes{std::istreambuf_iterator<char>{in}, {}};
     try {

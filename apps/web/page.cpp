@@ -1,28 +1,13 @@
 #include "apps/web/page.hpp"
 
-#include "transport/files/run_secret.hpp"
+#include "apps/web/random_text.hpp"
 
-#include <fmt/format.h>
-
-#include <array>
-#include <cstddef>
 #include <span>
 #include <string_view>
 
 namespace smp::app {
 
 namespace {
-
-/// Browsers run only what has this mark, so that no text of a run can become
-/// script.
-std::string make_nonce() {
-  std::array<std::byte, 16> bytes;
-  fill_with_random_bytes(bytes);
-  std::string result;
-  for (auto x : bytes)
-    result += fmt::format("{:02x}", std::to_integer<unsigned>(x));
-  return result;
-}
 
 /// JSON within an element: without "<" nothing in it ends the element.
 std::string embedded(const json& x) {
@@ -38,7 +23,9 @@ std::string embedded(const json& x) {
 } // namespace
 
 std::string page_html(const json& data) {
-  const auto nonce = make_nonce();
+  // Browsers run only what has this mark, so that no text of a run can become
+  // script.
+  const auto nonce = random_text();
   const auto stored = embedded(data);
   const std::pair<std::string_view, std::string_view> parts[] = {
     {"NONCE", nonce},

@@ -2,9 +2,9 @@
 
 #include "apps/web/page.hpp"
 #include "apps/web/prometheus_text.hpp"
+#include "apps/web/random_text.hpp"
 #include "apps/web/run_feed.hpp"
 #include "transport/error.hpp"
-#include "transport/files/run_secret.hpp"
 
 #include <fmt/format.h>
 
@@ -40,17 +40,8 @@ http_reply not_found() {
   return {404, "text/plain; charset=utf-8", share("nothing is here\n")};
 }
 
-std::string random_token() {
-  std::array<std::byte, 16> bytes;
-  fill_with_random_bytes(bytes);
-  std::string result;
-  for (auto x : bytes)
-    result += fmt::format("{:02x}", std::to_integer<unsigned>(x));
-  return result;
-}
-
 std::string token_for(const http_address& x) {
-  return x.loopback ? std::string{} : random_token();
+  return x.loopback ? std::string{} : random_text();
 }
 
 std::string url_of(http_address x, uint16_t port, const std::string& path,

@@ -6,15 +6,14 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/device/rank_device.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/process/allocated_bytes.hpp"
+#include "transport/error.hpp"
 #include "transport/exchange.hpp"
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -35,24 +34,6 @@ payload payload_of(std::vector<std::byte> x) {
   bytes.nbytes = owner->size();
   bytes.owner = owner;
   return {{}, {std::move(bytes)}};
-}
-
-/// @returns why the file could not be written, or an empty string
-std::string write_file(std::span<const planned_slice> plan,
-                       const std::string& path,
-                       std::span<const flight_log> logs) {
-  auto parts = path + ".part";
-  {
-    std::ofstream out{parts};
-    write_trace(out, logs, plan);
-    if (!out.flush()) {
-      std::string why = std::strerror(errno);
-      std::remove(parts.c_str());
-      return why;
-    }
-  }
-  return std::rename(parts.c_str(), path.c_str()) == 0 ? ""
-                                                       : std::strerror(errno);
 }
 
 } // namespace
@@ -148,9 +129,14 @@ void trace_recorder::gather() {
     lost += logs.back().lost;
   }
   auto path = (dir_.empty() ? "" : dir_ + "/") + "trace.json";
-  if (auto why = write_file(planned_for(logs), path, logs); !why.empty())
-    return static_cast<void>(print_stderr(
-      "smp: the trace is lost, as {} cannot be written: {}\n", path, why));
+  std::ostringstream trace;
+  write_trace(trace, logs, planned_for(logs));
+  try {
+    write_text(path, std::move(trace).str());
+  } catch (const error& e) {
+    return static_cast<void>(
+      print_stderr("smp: the trace is lost: {}\n", e.what()));
+  }
   print_stderr(
     "smp: steps {} to {} are in {}, which ui.perfetto.dev "
     "shows{}\n",

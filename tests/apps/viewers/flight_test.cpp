@@ -3,6 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/processes.hpp"
+#include "tests/support/runs/torchrun.hpp"
 #include "tests/support/runs/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
@@ -144,18 +145,8 @@ TEST_CASE("A stall leaves what each rank did last, also of a stopped one",
 TEST_CASE("Ranks of another launcher write their records themselves",
           "[apps][flight]") {
   train_dir dir{endless_gpt()};
-  auto command = std::vector<std::string>{built_program("smp-train"),
-                                          "tiny.toml", "--run-dir", "run",
-                                          "--monitor.trace=3"};
-  std::vector<std::unique_ptr<program>> ranks;
-  for (int rank = 0; rank < 2; ++rank)
-    ranks.push_back(
-      std::make_unique<program>(command, dir.path,
-                                std::map<std::string, std::string>{
-                                  {"RANK", std::to_string(rank)},
-                                  {"WORLD_SIZE", "2"},
-                                  {"TORCHELASTIC_RUN_ID", dir.path.filename()},
-                                  {"SMP_RENDEZVOUS_DIR", dir.path}}));
+  auto ranks = start_as_torchrun(
+    dir, {"tiny.toml", "--run-dir", "run", "--monitor.trace=3"});
   REQUIRE(ranks[0]->wait_for(" 5/1000000"));
   CHECK(counts_of(dir.path / "run/trace.json").steps == std::set<int>{3});
   ranks[1]->signal(SIGKILL);

@@ -3,6 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/processes.hpp"
+#include "tests/support/runs/torchrun.hpp"
 #include "tests/support/runs/train_dir.hpp"
 #include "tests/support/slowness.hpp"
 
@@ -553,17 +554,7 @@ TEST_CASE("A directory without a run is refused", "[apps][inspect]") {
 
 TEST_CASE("A run is looked at whoever started its ranks", "[apps][inspect]") {
   train_dir dir{endless};
-  auto command = std::vector<std::string>{built_program("smp-train"),
-                                          "tiny.toml", "--run-dir", "run"};
-  std::vector<std::unique_ptr<program>> ranks;
-  for (int rank = 0; rank < 2; ++rank)
-    ranks.push_back(
-      std::make_unique<program>(command, dir.path,
-                                std::map<std::string, std::string>{
-                                  {"RANK", std::to_string(rank)},
-                                  {"WORLD_SIZE", "2"},
-                                  {"TORCHELASTIC_RUN_ID", dir.path.filename()},
-                                  {"SMP_RENDEZVOUS_DIR", dir.path}}));
+  auto ranks = start_as_torchrun(dir, {"tiny.toml", "--run-dir", "run"});
   REQUIRE(ranks[0]->wait_for(" 2/1000000"));
   auto x = inspect_well(dir, {"ls"});
   CHECK(x.code == 0);
