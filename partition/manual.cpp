@@ -45,11 +45,17 @@ public:
   }
 
 private:
-  /// Why a module cannot leave its parent.
+  /// What a module cannot leave, and why: "its parent: ..."
   std::string why_captive(module_id x) const {
     auto& m = model_[x.value];
-    return m.part_of.empty() ? m.not_interceptable
-                             : "it is part of " + m.part_of;
+    if (!m.part_of.empty())
+      return "its parent: it is part of " + m.part_of;
+    if (!m.not_interceptable.empty())
+      return "its parent: " + m.not_interceptable;
+    if (m.stays_with.empty())
+      return {};
+    auto& [caller, why] = *m.stays_with.begin();
+    return describe_module(model_, caller) + ": " + why;
   }
 
   bool is_captive(module_id x) const {
@@ -98,16 +104,16 @@ private:
     throw config_error(std::move(text));
   }
 
-  /// A module that cannot leave its parent may only be pinned to where the
-  /// parent is.
+  /// A module that cannot leave its parent, or caller, may only be pinned to
+  /// where that is.
   void check_captives(const module_node& node,
                       std::optional<uint32_t> device) const {
     for (auto x : node.modules) {
       auto pin = model_[x.value].pinned_device;
       if (pin && is_captive(x) && pin != device)
         throw config_error(describe_module(model_, x) + " is pinned to device "
-                           + number(*pin)
-                           + ", but stays with its parent: " + why_captive(x));
+                           + number(*pin) + ", but stays with "
+                           + why_captive(x));
     }
   }
 
@@ -141,6 +147,7 @@ std::string describe_reason(const merge_reason& x) {
     case merge_reason::kind::shared_buffer:
       return "they share buffer " + x.text;
     case merge_reason::kind::not_interceptable:
+    case merge_reason::kind::unsendable:
       break;
   }
   return x.text;

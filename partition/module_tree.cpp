@@ -88,6 +88,7 @@ public:
       join_owners(i, model[i].buffers, buffer_owners_,
                   merge_reason::kind::shared_buffer);
       join_children(i);
+      join_callers(i);
     }
   }
 
@@ -120,6 +121,14 @@ private:
       if (x.part_of.empty()) // else it is not a surprise
         reasons.push_back(
           {merge_reason::kind::not_interceptable, child, module_id{i}, why});
+    }
+  }
+
+  void join_callers(size_t i) {
+    for (auto& [caller, why] : model_[i].stays_with) {
+      sets.merge(i, caller.value);
+      reasons.push_back(
+        {merge_reason::kind::unsendable, module_id{i}, caller, why});
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "transport/ids.hpp"
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,6 +41,9 @@ struct module_info {
   /// The whole that its parent computes with it, which keeps it there ("'h.0',
   /// which ranks share as a whole"); empty if it may go anywhere.
   std::string part_of;
+
+  /// Modules that call it with what cannot be sent, and why.
+  std::map<module_id, std::string> stays_with;
 
   /// Why microbatches pass the module in order, e.g. "buffer running_mean"
   /// (R19); empty if they need not.
@@ -101,11 +105,16 @@ struct merge_reason {
     shared_parameter,
     shared_buffer,
     not_interceptable,
+    unsendable,
   };
   kind what = kind::shared_parameter;
   module_id module;
   module_id with;
-  std::string text; // name of the tensor, or why it cannot be intercepted
+  std::string text; // name of the tensor, or why it cannot be elsewhere
+
+  bool is_shared() const noexcept {
+    return what <= kind::shared_buffer;
+  }
 };
 
 /// Modules that can only be placed together.
@@ -121,9 +130,10 @@ struct module_node {
 };
 
 /// Modules that share a parameter or buffer must be on one device, and so must
-/// a module and a child whose calls cannot be intercepted: each connected
-/// component is a node. The rest need not be a tree: extra parents are pruned
-/// breadth first, the first one wins. Nodes are in preorder.
+/// a module and a child whose calls cannot be intercepted, and a module and a
+/// caller that pass what cannot be sent: each connected component is a node.
+/// The rest need not be a tree: extra parents are pruned breadth first, the
+/// first one wins. Nodes are in preorder.
 class module_tree {
 public:
   /// @throws error (config) if `model` is empty, names a child that does not

@@ -375,8 +375,7 @@ private:
     if (xs.size() == 1)
       return result;
     for (auto& merge : plan_.tree.merges())
-      if (merge.what != merge_reason::kind::not_interceptable
-          && plan_.tree.node_of(merge.module) == node
+      if (merge.is_shared() && plan_.tree.node_of(merge.module) == node
           && std::find(result.begin(), result.end(), merge.module)
                == result.end())
         result.push_back(merge.module);

@@ -84,8 +84,7 @@ private:
   void pulled() {
     std::map<std::pair<module_id, std::string>, std::vector<std::string>> xs;
     for (auto& merge : p_.tree.merges())
-      if (merge.what != merge_reason::kind::not_interceptable
-          && merge.with.value != 0)
+      if (merge.is_shared() && merge.with.value != 0)
         xs[{merge.with, describe_reason(merge)}].push_back(
           short_name(model_, merge.module));
     for (auto& [key, names] : xs)
@@ -99,24 +98,28 @@ private:
     struct group {
       std::vector<module_id> modules;
       module_id parent;
+      bool called = false; // they stay with a caller
     };
     // The same cause, such as a plain member of a block, shows in every block.
     std::map<std::pair<std::string, std::string>, group> groups;
     for (auto& merge : p_.tree.merges())
-      if (merge.what == merge_reason::kind::not_interceptable) {
+      if (!merge.is_shared()) {
         auto& path = model_[merge.module.value].path;
         auto leaf = path.substr(path.rfind('.') + 1);
+        if (leaf.find_first_not_of("0123456789") == std::string::npos)
+          leaf = "number";
         auto& x = groups[{merge.text, leaf}];
         if (x.modules.empty())
           x.parent = merge.with;
+        x.called = merge.what == merge_reason::kind::unsendable;
         x.modules.push_back(merge.module);
       }
     for (auto& [key, x] : groups) {
       auto text = short_name(model_, x.modules[0]);
       auto more = x.modules.size() - 1;
       if (more > 0)
-        text += " and " + std::to_string(more) + " like it stay with their"
-                " parents";
+        text += " and " + std::to_string(more) + " like it stay with "
+                + (x.called ? "what calls them" : "their parents");
       else
         text += " stays with " + short_name(model_, x.parent);
       result_.push_back(text + ": " + key.first);

@@ -169,6 +169,7 @@ void apply_trace(model_info& model, const trace_result& x,
     model[i].waited_for |= y.waited_for;
     model[i].passed_on = y.passed_on;
     model[i].added_to.assign(y.added_to.begin(), y.added_to.end());
+    model[i].stays_with = y.unsendable;
   }
   auto timed = std::any_of(x.modules.begin(), x.modules.end(),
                            [](auto& y) { return y.seconds > 0; });

@@ -42,6 +42,9 @@ struct module_trace {
   bool waited_for = false;
   bool passed_on = false;
   std::set<module_id> added_to;
+  /// Modules that called it with an argument or result that cannot be sent to
+  /// another rank, and why.
+  std::map<module_id, std::string> unsendable;
 };
 
 /// Result of a trace.

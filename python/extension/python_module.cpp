@@ -166,16 +166,6 @@ bool in_function() {
          && !state.get_inference_mode();
 }
 
-/// In one list.
-py::list all_of(const py::tuple& args, const py::dict& kwargs) {
-  py::list result;
-  for (auto x : args)
-    result.append(x);
-  for (auto [name, x] : kwargs)
-    result.append(x);
-  return result;
-}
-
 } // namespace
 
 std::shared_ptr<called_module> called_module_of(py::handle x) {
@@ -209,10 +199,10 @@ py::object called_module::run(call_scope& noted, const py::tuple& args,
   bool compiled = false;
   auto code = code_of(self(), compiled);
   if (compiled)
-    await_arguments(tensors_in(all_of(args, kwargs)));
+    await_arguments(tensors_in_call(args, kwargs));
   if (noted.looks())
     noted.arguments(dynamic_cast<const void*>(static_cast<Module*>(this)),
-                    tensors_in(all_of(args, kwargs)));
+                    tensors_in_call(args, kwargs));
   auto before = state_before_call();
   auto result = has_rows(args, kwargs)
                   ? run_rows(args[0])
@@ -222,7 +212,7 @@ py::object called_module::run(call_scope& noted, const py::tuple& args,
     throw py::error_already_set();
   look_at_changes(before);
   if (noted.looks())
-    noted.results(tensors_in(result));
+    noted.results(tensors_in_result(result));
   return result;
 }
 
@@ -233,10 +223,10 @@ py::object called_module::run_shared_part(call_scope& noted,
   auto* object = dynamic_cast<const void*>(static_cast<Module*>(this));
   if (auto* how = registered_in(*smp_hook.distributed)) {
     if (noted.looks())
-      noted.arguments(object, tensors_in(all_of(args, kwargs)));
+      noted.arguments(object, tensors_in_call(args, kwargs));
     auto result = (*how)(args, kwargs);
     if (noted.looks())
-      noted.results(tensors_in(result));
+      noted.results(tensors_in_result(result));
     return result;
   }
   if (py::len(kwargs) != 0 || args.size() == 0

@@ -1,5 +1,7 @@
 #include "python/extension/values.hpp"
 
+#include "runtime/intercept/trace_notes.hpp"
+
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/utils/pybind.h>
@@ -209,6 +211,40 @@ std::vector<at::Tensor> tensors_in(py::handle x) {
   } catch (const error&) {
     // Observers ignore values that smp cannot send.
   }
+  return found.tensors();
+}
+
+namespace {
+
+void collect(packer& to, py::handle x) {
+  try {
+    put(to, x);
+  } catch (const error& why) {
+    note_unsendable(why);
+  }
+}
+
+} // namespace
+
+std::vector<at::Tensor> tensors_in_call(const py::tuple& args,
+                                        const py::dict& kwargs) {
+  packer found;
+  size_t i = 0;
+  auto add = [&](py::handle x) {
+    value_path::scope place{found, "argument", i++};
+    collect(found, x);
+  };
+  for (auto x : args)
+    add(x);
+  for (auto [name, x] : kwargs)
+    add(x);
+  return found.tensors();
+}
+
+std::vector<at::Tensor> tensors_in_result(py::handle x) {
+  packer found;
+  value_path::scope place{found, "result"};
+  collect(found, x);
   return found.tensors();
 }
 

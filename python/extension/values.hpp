@@ -32,6 +32,11 @@ void replace_content(py::handle old, const py::object& now);
 /// @returns the tensors in `x`, each once, as far as smp can look into it
 std::vector<at::Tensor> tensors_in(py::handle x);
 
+/// The same for a call, whose trace is told of what cannot be sent.
+std::vector<at::Tensor> tensors_in_call(const py::tuple& args,
+                                        const py::dict& kwargs);
+std::vector<at::Tensor> tensors_in_result(py::handle x);
+
 /// Tells whether the one who gets `x` could change it other than by its
 /// tensors.
 bool is_mutable(const value& x);

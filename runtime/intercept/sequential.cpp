@@ -6,6 +6,7 @@
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
+#include "runtime/intercept/trace_notes.hpp"
 #include "runtime/model/call_translation.hpp"
 #include "runtime/model/foreign_module.hpp"
 #include "runtime/model/hook.hpp"
@@ -90,25 +91,17 @@ torch::nn::AnyValue get_any(unpacker& in, int64_t index, const value& x) {
   }
 }
 
-/// Adds the tensors in `x`.
-template <size_t I = 0>
-void collect_tensors(packer& p, torch::nn::AnyValue& x) {
-  if constexpr (I < num_carried) {
-    using type = std::tuple_element_t<I, carried_types>;
-    if (auto* y = x.try_get<type>())
-      pack<type>::put(p, *y);
-    else
-      collect_tensors<I + 1>(p, x);
-  }
-}
-
-std::vector<at::Tensor> tensors_in_any(std::span<torch::nn::AnyValue> xs) {
+/// @returns the tensors in `xs`, as far as they can be sent
+std::vector<at::Tensor> tensors_in(std::span<torch::nn::AnyValue> xs,
+                                   const char* what) {
   packer p;
-  try {
-    for (auto& x : xs)
-      collect_tensors(p, x);
-  } catch (const error&) {
-    // Observers ignore values that smp cannot send.
+  for (size_t i = 0; i < xs.size(); ++i) {
+    value_path::scope place{p, what, i};
+    try {
+      put_any(p, xs[i]);
+    } catch (const error& why) {
+      note_unsendable(why);
+    }
   }
   return p.tensors();
 }
@@ -164,9 +157,9 @@ torch::nn::AnyValue run_child(torch::nn::AnyModulePlaceholder& x,
     return run();
   auto object = x.ptr();
   noted.arguments(dynamic_cast<const void*>(object.get()),
-                  tensors_in_any(arguments));
+                  tensors_in(arguments, "argument"));
   auto result = run();
-  noted.results(tensors_in_any({&result, 1}));
+  noted.results(tensors_in({&result, 1}, "result"));
   return result;
 }
 

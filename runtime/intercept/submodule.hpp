@@ -12,9 +12,9 @@
 #include "runtime/calls/caller.hpp"
 #include "runtime/calls/invoker.hpp"
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/intercept/shared_call.hpp"
+#include "runtime/intercept/trace_notes.hpp"
 #include "runtime/model/call_translation.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/sharing/forward_form.hpp"
@@ -70,17 +70,31 @@ void collect_tensors(packer& p, const T& x) {
   if constexpr (packable<T>) {
     try {
       put_value(p, x);
-    } catch (const error&) {
+    } catch (const error& why) {
       // Observers ignore values that smp cannot send.
+      note_unsendable(why);
     }
   }
 }
 
 /// @returns the tensors in `xs`, each once.
 template <class... Ts>
-std::vector<at::Tensor> tensors_in(const Ts&... xs) {
+std::vector<at::Tensor> tensors_in_arguments(const Ts&... xs) {
   packer p;
-  (collect_tensors(p, xs), ...);
+  [[maybe_unused]] size_t i = 0;
+  auto collect = [&](const auto& x) {
+    value_path::scope place{p, "argument", i++};
+    collect_tensors(p, x);
+  };
+  (collect(xs), ...);
+  return p.tensors();
+}
+
+template <class T>
+std::vector<at::Tensor> tensors_in_result(const T& x) {
+  packer p;
+  value_path::scope place{p, "result"};
+  collect_tensors(p, x);
   return p.tensors();
 }
 
@@ -90,13 +104,14 @@ template <class R, class Impl, class F, class... Ts>
 R run_intercepted(call_scope& call, const Impl& object, F&& f,
                   const Ts&... xs) {
   // `Module` is a virtual base: the complete object is the identity.
-  call.arguments(dynamic_cast<const void*>(&object), tensors_in(xs...));
+  call.arguments(dynamic_cast<const void*>(&object),
+                 tensors_in_arguments(xs...));
   if constexpr (std::is_void_v<R>) {
     f();
     call.results({});
   } else {
     auto result = f();
-    call.results(tensors_in(result));
+    call.results(tensors_in_result(result));
     return result;
   }
 }

@@ -4,10 +4,8 @@
 #include "runtime/base/out_of_memory.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/base/script_error_text.hpp"
-#include "runtime/intercept/outside_call.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/model/foreign_module.hpp"
-#include "runtime/model/module_type.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
 
@@ -361,6 +359,13 @@ void tracer::leave() {
     stack_.back().kept += memory_->live() - f.live;
 }
 
+std::optional<module_id> tracer::caller() const {
+  auto here = stack_.back().module;
+  auto found = std::find_if(stack_.rbegin(), stack_.rend(),
+                            [=](auto& x) { return x.module != here; });
+  return found == stack_.rend() ? std::nullopt : std::optional{found->module};
+}
+
 void tracer::add_bytes(std::span<const at::Tensor> xs) {
   if (!counts() || stack_.back().again)
     return;
@@ -408,9 +413,8 @@ void tracer::note_returned(const intercepted_call& x,
   if (!tracker_ || !counts())
     return;
   auto& f = stack_.back();
-  auto caller = std::find_if(stack_.rbegin(), stack_.rend(),
-                             [&](auto& y) { return y.module != f.module; });
-  if (caller == stack_.rend())
+  auto from = caller();
+  if (!from)
     return;
   auto is_parameter = [this](auto& y) {
     auto i = model_.find(y);
@@ -418,12 +422,12 @@ void tracer::note_returned(const intercepted_call& x,
   };
   // Children of a Sequential are called together (R8): for most, the argument
   // is the result of the previous child.
-  auto alters = !model_.modules[caller->module.value].sequential
+  auto alters = !model_.modules[from->value].sequential
                 && (f.arguments.written() || f.arguments.any_in(xs)
                     || std::ranges::any_of(xs, is_parameter));
   if (alters || !x.tensors_only) // such calls always wait
     result_.modules[f.module.value].waited_for = true;
-  tracker_->returned(f.module, caller->module, xs);
+  tracker_->returned(f.module, *from, xs);
 }
 
 // -- call_interceptor ---------------------------------------------------------
@@ -491,27 +495,6 @@ std::vector<at::Tensor> tracer::retry_on_gpu(
   result = to(std::move(result), at::kCPU);
   result_.modules[stack_.back().module.value].on_gpu = true;
   return result;
-}
-
-void tracer::note_outside_call(const torch::nn::Module& x) {
-  auto trained = [&](const at::Tensor& y) {
-    return y.defined() && y.requires_grad() && model_.find(y) < 0;
-  };
-  auto type = type_for_user(x.name());
-  if (model_.module_index.contains(dynamic_cast<const void*>(&x))
-      || std::ranges::none_of(x.parameters(), trained)
-      || !outside_.insert(type).second)
-    return;
-  print_stderr(
-    "smp: the step calls a {} that is not part of the model, so smp "
-    "does not train its parameters: register_module, in the module "
-    "that has it, adds it\n",
-    type);
-}
-
-void note_outside_call(const torch::nn::Module& x) {
-  if (auto* trace = tracer::current())
-    trace->note_outside_call(x);
 }
 
 bool may_retry_on_gpu() {

@@ -76,8 +76,9 @@ public:
   /// @returns a copy of an input of the step: the body may change it.
   at::Tensor input(const at::Tensor& x) const;
 
-  /// See runtime/intercept/outside_call.hpp.
+  // See runtime/intercept/trace_notes.hpp.
   void note_outside_call(const torch::nn::Module& x);
+  void note_unsendable(const error& why);
 
   bool may_retry_on_gpu() const noexcept {
     return !options_.gpu && !options_.device.is_cpu();
@@ -137,6 +138,8 @@ private:
 
   void enter(module_id x);
   void leave();
+  /// @returns the module that called the innermost one; nullopt: the step
+  std::optional<module_id> caller() const;
   void add_bytes(std::span<const at::Tensor> xs);
   void note_arguments(std::span<const at::Tensor> xs);
   void on_memory();

@@ -175,6 +175,18 @@ TEST_CASE("a module that cannot leave its parent may only be pinned with it",
   }
 }
 
+TEST_CASE("a module that cannot leave its caller may only be pinned with it",
+          "[partition][manual][R20]") {
+  auto model = small_model();
+  model[6].stays_with[module_id{3}] = "argument 1: an Odd cannot be sent";
+  model[6].pinned_device = 1;
+  CHECK(message_of(model, manual_options_of(2))
+        == "module blocks.2.inner is pinned to device 1, but stays with module "
+           "blocks.0: argument 1: an Odd cannot be sent");
+  model[3].pinned_device = 1;
+  CHECK(placed(model, manual_options_of(2)) == devices{0, 0, 0, 1, 0, 0, 1, 0});
+}
+
 TEST_CASE("reasons name what surprises", "[partition][manual]") {
   auto model = small_model();
   model[1].parameters.push_back({1, "embed.weight", 8});
@@ -189,6 +201,15 @@ TEST_CASE("reasons name what surprises", "[partition][manual]") {
           "blocks.2.inner stays with blocks.2: it is inside of a LibTorch "
           "module",
           "blocks.0 stays with blocks: write smp::submodule<block>"});
+  SECTION("what a call carries, too") {
+    for (auto block : {4u, 5u})
+      model[block].stays_with[module_id{0}] = "result: an Odd cannot be sent";
+    auto again = make_partition(model, manual_options_of(1));
+    CHECK(std::ranges::find(again.reasons,
+                            "blocks.1 and 1 like it stay with what calls them: "
+                            "result: an Odd cannot be sent")
+          != again.reasons.end());
+  }
 }
 
 TEST_CASE("an unknown strategy is an error that names the allowed ones",

@@ -120,6 +120,20 @@ TEST_CASE("a module that cannot be intercepted joins all of its parents",
   CHECK(describe(model) == "root(a+c+b)");
 }
 
+TEST_CASE("a module whose calls carry what cannot be sent joins its callers",
+          "[partition][module_tree][R20]") {
+  auto model = make_model({{"", {1, 2}}, {"a", {}}, {"b", {3}}, {"c", {}}});
+  model[1].stays_with[module_id{0}] = "argument 0: an Odd cannot be sent";
+  model[3].stays_with[module_id{1}] = "result: an Odd cannot be sent";
+  module_tree tree{model};
+  CHECK(describe(model, tree) == "root+a+c(b)");
+  auto& why = tree.merges().at(1);
+  CHECK(why.what == merge_reason::kind::unsendable);
+  CHECK(why.module == module_id{3});
+  CHECK(why.with == module_id{1});
+  CHECK(why.text == "result: an Odd cannot be sent");
+}
+
 TEST_CASE("the shallowest parent wins, then the first in execution order",
           "[partition][module_tree][A5]") {
   SECTION("shallowest, although a deeper one comes first in preorder") {

@@ -108,29 +108,35 @@ def devices_by_default():
     )
 
 
+class Odd:
+    pass
+
+
+class Takes(Block):
+    def forward(self, x, odd):
+        return super().forward(x)
+
+
+class Passes(Net):
+    def forward(self, x):
+        for block in self.h:
+            x = block(x, Odd())
+        return self.head(x)
+
+
 @case
 def what_cannot_be_sent_is_named():
-    class Odd:
-        pass
-
-    class Takes(Block):
-        def forward(self, x, odd):
-            return super().forward(x)
-
-    class Passes(Net):
-        def forward(self, x):
-            for block in self.h:
-                x = block(x, Odd())
-            return self.head(x)
-
-    net = Passes(Takes)
-    model = start_model(net)
-
-    train_step = make_step(model)
+    train_step = make_step(start_model(Passes(Takes)))
     e = expect(
         smp.Error, "register_pytree_node", lambda: train_step(samples(0))
     )
-    assert "h.2" in str(e) and "argument 1" in str(e) and "Odd" in str(e), e
+    assert "module h.2 is pinned" in str(e), e
+    assert "argument 1: a" in str(e) and "Odd" in str(e), e
+
+
+@case
+def what_takes_it_stays_with_its_caller():
+    compare(Passes(Takes), samples, loss_of)
 
 
 @case

@@ -8,6 +8,7 @@
 #include "runtime/intercept/script/script_body.hpp"
 #include "runtime/intercept/script/script_values.hpp"
 #include "runtime/intercept/shared_call.hpp"
+#include "runtime/intercept/submodule.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/model/call_translation.hpp"
 #include "runtime/model/model_map.hpp"
@@ -241,6 +242,17 @@ c10::IValue run_chain(const place& where, const script_object& self,
   return moving;
 }
 
+/// @returns the tensors in `xs`, each once
+std::vector<at::Tensor> tensors_in(const std::vector<c10::IValue>& xs,
+                                   const char* what) {
+  packer found;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    value_path::scope place{found, what, i};
+    detail::collect_tensors(found, xs[i]);
+  }
+  return found.tensors();
+}
+
 c10::IValue run_body(call_scope& call, const place* where,
                      const script_object& self, const std::string& method,
                      std::vector<c10::IValue> args) {
@@ -255,7 +267,7 @@ c10::IValue run_body(call_scope& call, const place* where,
     return script_result(found);
   }
   if (call.looks()) [[unlikely]]
-    call.arguments(self.get(), tensors_of(args));
+    call.arguments(self.get(), tensors_in(args, "argument"));
   auto result = [&]() -> c10::IValue {
     if (translated)
       return translated->call(args);
@@ -273,7 +285,7 @@ c10::IValue run_body(call_scope& call, const place* where,
     return std::move(stack.back());
   }();
   if (call.looks()) [[unlikely]]
-    call.results(tensors_of({result}));
+    call.results(tensors_in({result}, "result"));
   running.done();
   return result;
 }
