@@ -337,3 +337,29 @@ TEST_CASE("a value that cannot be sent is named with its module and place",
              ContainsSubstring("argument 0: a Sequential cannot carry")
                && ContainsSubstring("map"));
 }
+
+TEST_CASE(
+  "a traced module that passes what cannot be sent stays with its "
+  "caller",
+  "[runtime][values]") {
+  auto world = manual_world();
+  world.config.auto_partition = true;
+  auto run = [&](auto body) {
+    return test::error_of([&] {
+      run_virtual_world(2, world, [&](session&) {
+        distributed_model model{values{}};
+        step([&] { body(*model); })();
+      });
+    });
+  };
+  auto result = run([](values_impl& m) { m.bad(torch::ones({2})); });
+  CHECK_THAT(result, ContainsSubstring(
+                       "module bad is pinned to device 1, but stays with the "
+                       "root: result, element 1, item 1: a sparse tensor"));
+  auto argument = run([](values_impl& m) {
+    m.copy(std::vector<Tensor>{torch::ones({1}), torch::eye(3).to_sparse()});
+  });
+  CHECK_THAT(argument,
+             ContainsSubstring("module copy is pinned to device 1, but stays "
+                               "with the root: argument 0, item 1: a sparse"));
+}
