@@ -4,6 +4,7 @@
 #include "actors/flight/trace_file.hpp"
 #include "apps/report/exit_codes.hpp"
 #include "apps/report/flight_report.hpp"
+#include "apps/report/left_behind.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
 #include "apps/report/text_layout.hpp"
@@ -130,6 +131,28 @@ int show_config(const options& x) {
   return exit_well;
 }
 
+/// Of any run that has placed its modules, also one that is over.
+int show_partition(const options& x) {
+  auto partition = stored_partition(x.place);
+  if (partition.is_null())
+    throw config_error(x.place
+                       + ": no partition.json; a run writes it to its run "
+                         "directory when it has placed its modules");
+  print(x.json ? partition.dump(2) + '\n' : partition_text(partition));
+  return exit_well;
+}
+
+/// What is left of the waits of a run that has ended.
+std::string waits_left(const options& x) {
+  auto waits = stored_waits(x.place);
+  if (waits.is_null())
+    return {};
+  auto result = "its last stall: " + waits["chain"].get<std::string>() + '\n';
+  for (auto& line : waits["all"])
+    result += "  " + line.get<std::string>() + '\n';
+  return result;
+}
+
 int trace_run(const options& x) {
   run_source source{x.place, x.secret};
   auto look = source.look(patience);
@@ -199,6 +222,8 @@ int inspect_run(const std::string& command, const options& x) {
     return trace_run(x);
   if (command == "config")
     return show_config(x);
+  if (command == "partition")
+    return show_partition(x);
   run_source source{x.place, x.secret};
   auto look = source.look(patience);
   if (x.json) {
@@ -206,6 +231,8 @@ int inspect_run(const std::string& command, const options& x) {
     if (look.status) {
       auto part = answer_of(command, x, *look.status);
       result[part.key] = std::move(part.value);
+    } else if (command == "waits") {
+      result["waits"] = stored_waits(x.place);
     }
     print(result.dump(2) + '\n');
     return code_of(look);
@@ -213,6 +240,8 @@ int inspect_run(const std::string& command, const options& x) {
   auto text = state_text(x.place, look);
   if (look.status)
     text += '\n' + answer_of(command, x, *look.status).text;
+  else if (command == "waits")
+    text += waits_left(x);
   print(text);
   return code_of(look);
 }
@@ -228,12 +257,15 @@ void add_questions(CLI::App& app, options& x) {
   add("actor", "All that one actor tells")
     ->add_option("ID", x.actor, "As ls prints it: r0.server")
     ->required();
-  add("waits", "Who waits for whom, and who is at the end of the chain");
+  add("waits",
+      "Who waits for whom, and who is at the end of the chain; of a "
+      "run that has ended, its last stall");
   add("comm", "What ranks sent to each other");
   add("health",
       "Whether each rank is well; only the exit code, for scripts: "
       "> /dev/null");
   add("config", "Each setting of a run, and where it was made");
+  add("partition", "Which module is on which rank; also of a run that is over");
   auto* flight = add("flight",
                      "What ranks did last; also of a run that failed");
   flight->add_option("--last", x.flight.last, "So many events")

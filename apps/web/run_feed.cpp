@@ -1,5 +1,6 @@
 #include "apps/web/run_feed.hpp"
 
+#include "apps/report/left_behind.hpp"
 #include "apps/report/text_layout.hpp"
 #include "apps/web/pipeline_grid.hpp"
 #include "transport/error.hpp"
@@ -10,8 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 namespace smp::app {
@@ -38,37 +37,6 @@ json number_or_null(double x) {
 json event_json(const run_event& x) {
   return {
     {"when", printable(x.when)}, {"text", printable(x.text)}, {"bad", x.bad}};
-}
-
-/// A file that somebody else may have written: it is read up to `limit` bytes.
-json read_json(const std::string& path, std::streamsize limit) {
-  std::ifstream file{path, std::ios::binary | std::ios::ate};
-  if (!file || file.tellg() > limit)
-    return {};
-  file.seekg(0);
-  std::string text{std::istreambuf_iterator<char>{file}, {}};
-  auto result = json::parse(text, nullptr, false);
-  return result.is_discarded() ? json{} : result;
-}
-
-/// The waits that a stall left.
-json stored_waits(const std::string& run_dir) {
-  auto x = read_json(run_dir + "/stall.json", 1 << 22);
-  if (!x.is_object() || !x.contains("text") || !x["text"].is_string())
-    return {};
-  auto all = json::array();
-  if (auto waits = x.find("waits"); waits != x.end() && waits->is_array())
-    for (auto& line : *waits)
-      if (line.is_string())
-        all.push_back(printable(line.get<std::string>()));
-  return {{"chain", printable(x["text"].get<std::string>())},
-          {"all", std::move(all)},
-          {"quiet_seconds", nullptr}};
-}
-
-json number_of_node(const json& node, const char* key) {
-  auto i = node.find(key);
-  return i != node.end() && i->is_number() ? *i : json{};
 }
 
 } // namespace
@@ -136,36 +104,6 @@ json traffic_json(const run_status& x) {
   return result;
 }
 
-json partition_part(const std::string& run_dir) {
-  constexpr size_t most_nodes = 5000;
-  constexpr std::streamsize longest = 1 << 26;
-  auto x = read_json(run_dir + "/partition.json", longest);
-  if (!x.is_object() || !x.contains("nodes") || !x["nodes"].is_array())
-    return {};
-  auto& nodes = x["nodes"];
-  auto kept = json::array();
-  for (auto& node : nodes) {
-    if (kept.size() == most_nodes)
-      break;
-    if (!node.is_object())
-      return {};
-    json y;
-    for (auto* key : {"name", "type"})
-      if (auto i = node.find(key); i != node.end() && i->is_string())
-        y[key] = printable(i->get<std::string>());
-    for (auto* key : {"memory", "compute", "cost", "device", "parent", "bytes"})
-      y[key] = number_of_node(node, key);
-    kept.push_back(std::move(y));
-  }
-  json result{{"nodes", std::move(kept)}, {"left_out", 0}};
-  result["left_out"] = nodes.size() - result["nodes"].size();
-  for (auto* key : {"cut_requests", "cut_bytes", "predicted", "max_cost"})
-    result[key] = number_of_node(x, key);
-  if (auto loads = x.find("loads"); loads != x.end() && loads->is_array())
-    result["loads"] = *loads;
-  return result;
-}
-
 run_feed::run_feed(std::string place, std::string secret_file)
   : source_(std::move(place), std::move(secret_file)),
     history_(source_.place() + "/metrics.jsonl") {
@@ -192,7 +130,7 @@ json run_feed::look(std::chrono::milliseconds patience) {
   result["grid"] = grid_of(now);
   result["metrics"] = metrics_json(history_.points());
   if (partition_.is_null()) // it is written once
-    partition_ = partition_part(source_.place());
+    partition_ = stored_partition(source_.place());
   result["partition"] = partition_;
   note_problems(now);
   result["events"] = events_of(now);

@@ -64,10 +64,6 @@ json metrics_json(const std::vector<step_point>& xs);
 json all_waits_json(const run_status& x);
 json traffic_json(const run_status& x);
 
-/// The part "partition", as much of a file that anybody may have written as the
-/// page needs.
-json partition_part(const std::string& run_dir);
-
 /// @returns seconds that the oldest request of a rank is there; 0: none is
 double oldest_request(const rank_entry& x);
 

@@ -120,6 +120,18 @@ TEST_CASE(
                             && !ContainsSubstring("\nrank 0:"));
   auto both = inspect_run(dir, {"flight", "--json"});
   CHECK(json::parse(both.output).at("flight").at("ranks").size() == 2);
+
+  auto partition = inspect_run(dir, {"partition"});
+  CHECK(partition.code == 0);
+  CHECK_THAT(partition.output, ContainsSubstring("\n  transformer ")
+                                 && ContainsSubstring("\nload of   0 "));
+  auto nodes = json::parse(inspect_run(dir, {"partition", "--json"}).output);
+  std::set<int> devices;
+  for (auto& node : nodes.at("nodes"))
+    devices.insert(node.at("device").get<int>());
+  CHECK(devices == std::set<int>{0, 1});
+  CHECK_THAT(inspect_run(dir, {"waits"}).output,
+             !ContainsSubstring("its last stall"));
 }
 
 TEST_CASE("A stall leaves what each rank did last, also of a stopped one",
@@ -139,7 +151,17 @@ TEST_CASE("A stall leaves what each rank did last, also of a stopped one",
   auto x = inspect_run(dir, {"flight", "--rank", "1", "--last", "3"});
   CHECK(x.code == 1);
   CHECK_THAT(x.output, ContainsSubstring("  r1 "));
-  ::kill(stopped, SIGCONT);
+  ::kill(stopped, SIGKILL);
+  REQUIRE(run.join() == 3);
+  // Nobody answers any more.
+  auto waits = inspect_run(dir, {"waits"});
+  CHECK(waits.code == 3);
+  CHECK_THAT(waits.output, ContainsSubstring("\nits last stall: ")
+                             && ContainsSubstring("rank 1"));
+  CHECK(!json::parse(inspect_run(dir, {"waits", "--json"}).output)
+           .at("waits")
+           .at("all")
+           .empty());
 }
 
 TEST_CASE("Ranks of another launcher write their records themselves",

@@ -62,6 +62,8 @@ json next_event(int fd) {
 }
 
 bool shows_both(const json& x) {
+  if (!x.contains("grid")) // it has not changed
+    return false;
   auto& ranks = x.at("grid").at("ranks");
   return ranks.size() == 2 && !ranks[0].at("slices").empty()
          && !ranks[1].at("slices").empty();
