@@ -35,7 +35,13 @@ std::optional<process_state> state_of_process(int64_t pid) {
   process_state result;
   rest >> result.letter; // field 3, see proc(5)
   std::string field;
-  for (int i = 4; i < 22; ++i)
+  for (int i = 4; i < 9; ++i)
+    rest >> field;
+  constexpr uint64_t pf_exiting = 4; // include/linux/sched.h
+  uint64_t flags = 0;
+  rest >> flags;
+  result.exiting = (flags & pf_exiting) != 0;
+  for (int i = 10; i < 22; ++i)
     rest >> field;
   rest >> result.start_time;
   if (!rest)

@@ -25,6 +25,9 @@ process_end end_of_status(int status) noexcept;
 struct process_state {
   /// As in proc(5): 'R' running, 'S' sleeping, 'T' stopped, 't' traced.
   char letter = '?';
+  /// It is on its way out: others may find its connections closed, but its end
+  /// cannot be asked for yet.
+  bool exiting = false;
   /// In clock ticks since boot: tells a process from a later one that has the
   /// same number.
   uint64_t start_time = 0;

@@ -393,14 +393,26 @@ void process_group::tell(const failure& x) {
 
 void process_group::tell_later(failure x) {
   told_later_.push_back(std::move(x));
-  if (told_later_.size() > 1)
-    return;
+  constexpr int most_delays = 20;
+  if (told_later_.size() == 1)
+    await_causes(most_delays);
+}
+
+void process_group::await_causes(int delays) {
   second_hand_timer_.expires_after(options_.second_hand);
-  // Also if cancelled: ranks on other machines still need to know.
-  second_hand_timer_.async_wait([this](boost::system::error_code) {
-    for (auto& y : std::exchange(told_later_, {}))
-      tell(y);
-  });
+  second_hand_timer_.async_wait(
+    [this, delays](boost::system::error_code cancelled) {
+      reap_all(); // a busy machine may have left an end and this for one moment
+      auto leaves = [](const child& x) {
+        auto now = x.end ? std::nullopt : state_of_process(x.pid);
+        return now && (now->exiting || now->ended());
+      };
+      if (!cancelled && delays > 1 && std::ranges::any_of(children_, leaves))
+        return await_causes(delays - 1);
+      // Also if cancelled: ranks on other machines still need to know.
+      for (auto& y : std::exchange(told_later_, {}))
+        tell(y);
+    });
 }
 
 void process_group::end_all() {

@@ -60,8 +60,8 @@ public:
     /// Time from the first failure until all are gone.
     std::chrono::milliseconds grace{2000};
     /// A process that exits because it lost another rank may be gone before
-    /// that rank is: its end is reported only after this delay, so that others
-    /// hear of the cause first.
+    /// that rank is: its end is reported only after this delay, or several
+    /// while another is on its way out, so that others hear of the cause first.
     std::chrono::milliseconds second_hand{100};
     /// Time from the first interrupt until all are gone.
     std::chrono::milliseconds interrupt_grace{30000};
@@ -172,6 +172,8 @@ private:
   void finish();
   void tell(const failure& x);
   void tell_later(failure x);
+  /// Lets the causes of what is told later come first. @param delays at most
+  void await_causes(int delays);
   void end_all();
   void send_to_all(int number);
   void after(boost::asio::steady_timer& timer, std::chrono::milliseconds delay,

@@ -16,6 +16,7 @@ TEST_CASE("The kernel tells whether a process runs, is stopped or gone",
   REQUIRE(me);
   CHECK(me->letter == 'R');
   CHECK_FALSE(me->stopped());
+  CHECK_FALSE(me->exiting);
   CHECK(me->start_time > 0);
   auto child = ::fork();
   if (child == 0) {
@@ -27,6 +28,7 @@ TEST_CASE("The kernel tells whether a process runs, is stopped or gone",
   auto stopped = state_of_process(child);
   REQUIRE(stopped);
   CHECK(stopped->stopped());
+  CHECK_FALSE(stopped->exiting);
   CHECK(stopped->start_time >= me->start_time);
   ::kill(child, SIGKILL);
   siginfo_t info{};
@@ -34,6 +36,7 @@ TEST_CASE("The kernel tells whether a process runs, is stopped or gone",
           == 0);
   auto killed = state_of_process(child); // nobody has looked yet
   CHECK(killed->ended());
+  CHECK(killed->exiting);
   CHECK(killed->end.signal == SIGKILL);
   CHECK(killed->end.describe() == "killed by signal 9 (SIGKILL)");
   REQUIRE(::waitpid(child, &status, 0) == child);
