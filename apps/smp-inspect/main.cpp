@@ -131,13 +131,14 @@ int show_config(const options& x) {
   return exit_well;
 }
 
-/// Of any run that has placed its modules, also one that is over.
+/// Of a run of smp-train that has placed its modules, also one that is over.
 int show_partition(const options& x) {
   auto partition = stored_partition(x.place);
   if (partition.is_null())
     throw config_error(x.place
-                       + ": no partition.json; a run writes it to its run "
-                         "directory when it has placed its modules");
+                       + ": no partition.json; only runs of smp-train have "
+                         "one, in their run directory, after the first step "
+                         "began; a program's rank 0 prints its partition");
   print(x.json ? partition.dump(2) + '\n' : partition_text(partition));
   return exit_well;
 }
@@ -265,7 +266,9 @@ void add_questions(CLI::App& app, options& x) {
       "Whether each rank is well; only the exit code, for scripts: "
       "> /dev/null");
   add("config", "Each setting of a run, and where it was made");
-  add("partition", "Which module is on which rank; also of a run that is over");
+  add("partition",
+      "Which module is on which device, of a run of smp-train; also of one "
+      "that is over");
   auto* flight = add("flight",
                      "What ranks did last; also of a run that failed");
   flight->add_option("--last", x.flight.last, "So many events")
