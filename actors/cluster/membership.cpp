@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -106,6 +107,16 @@ void supervisor_host::report_down(const failure& x) {
 
 void supervisor_host::report_result(const failure& x) {
   caf::anon_send(impl_->actor, goodbye_atom_v, x);
+}
+
+std::vector<uint64_t> supervisor_host::tell_course(bool again) {
+  std::vector<uint64_t> result;
+  caf::scoped_actor self{impl_->system};
+  self->request(impl_->actor, 6s, again_atom_v, again)
+    .receive([&](std::vector<uint64_t>& heard) { result = std::move(heard); },
+             [](const caf::error&) {});
+  std::sort(result.begin(), result.end());
+  return result;
 }
 
 void supervisor_host::report_stop(rank_id x, bool stopped) {

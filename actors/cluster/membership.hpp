@@ -50,6 +50,9 @@ public:
     std::optional<stall_options> stalls;
     /// Called for each stall. On any thread; must not block.
     std::function<void(const stall_report&)> on_stall;
+    /// Called when the launcher of another machine has joined, by its index. On
+    /// any thread; must not block.
+    std::function<void(uint64_t)> on_launcher = [](uint64_t) {};
   };
 
   /// @throws error (config) if the address is not loopback and there is no
@@ -72,6 +75,10 @@ public:
   /// The launcher saw the process of `x.rank` end with a result: as above if
   /// the rank has not left the run before.
   void report_result(const failure& x);
+
+  /// Tells the launchers of other machines whether the run begins again.
+  /// @returns the machines whose launchers have heard it, after at most 6 s
+  std::vector<uint64_t> tell_course(bool again);
 
   /// The launcher saw a signal stop or continue the process of a rank. While no
   /// STALL MONITOR runs, this becomes a stall after the same timeout.

@@ -23,6 +23,9 @@ caf::timespan seconds_of(double x) {
 /// wait at least as long as ranks of one machine may take to join.
 constexpr std::chrono::seconds least_absence{30};
 
+/// For a launcher of another machine to hear what follows.
+constexpr std::chrono::seconds course_limit{5};
+
 } // namespace
 
 // -- joining ------------------------------------------------------------------
@@ -196,8 +199,35 @@ void supervisor_state::refuse_absence() {
 }
 
 void supervisor_state::end_elsewhere(const failure& x) {
-  for (auto& hdl : launchers)
-    self->send(hdl, down_atom_v, x);
+  for (auto& [machine, hdl] : launchers)
+    self->send(hdl, stall_atom_v, x);
+}
+
+void supervisor_state::add_launcher(uint64_t machine,
+                                    const launcher_link_actor& hdl) {
+  launchers.insert_or_assign(machine, hdl);
+  options.on_launcher(machine);
+}
+
+caf::result<std::vector<uint64_t>> supervisor_state::tell_course(bool again) {
+  if (launchers.empty())
+    return std::vector<uint64_t>{};
+  auto promise = self->make_response_promise<std::vector<uint64_t>>();
+  auto left = std::make_shared<size_t>(launchers.size());
+  auto heard = std::make_shared<std::vector<uint64_t>>();
+  auto settle = [promise, left, heard]() mutable {
+    if (--*left == 0)
+      promise.deliver(*heard);
+  };
+  for (auto& [machine, hdl] : launchers)
+    self->request(hdl, course_limit, again_atom_v, again)
+      .then(
+        [settle, heard, x = machine]() mutable {
+          heard->push_back(x);
+          settle();
+        },
+        [settle](const caf::error&) mutable { settle(); });
+  return promise;
 }
 
 void supervisor_state::on_stop(rank_id x, bool is_stopped) {
@@ -318,10 +348,11 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
     [self](goodbye_atom, rank_id x) { self->state.leave(x); },
     [self](down_atom, const failure& x) { self->state.lose(x); },
     [self](goodbye_atom, const failure& x) { self->state.on_result(x); },
-    [self](const member_actor& launcher) {
-      self->state.launchers.push_back(launcher);
+    [self](uint64_t machine, const launcher_link_actor& x) {
+      self->state.add_launcher(machine, x);
     },
     [self](stall_atom, const failure& x) { self->state.end_elsewhere(x); },
+    [self](again_atom, bool x) { return self->state.tell_course(x); },
     [self](stall_atom, rank_id x, bool stopped) {
       self->state.on_stop(x, stopped);
     },

@@ -64,6 +64,9 @@ struct supervisor_state {
   /// Ends the run on machines whose ranks may all be silent.
   void end_elsewhere(const failure& x);
 
+  /// Tells other machines what follows the end of this attempt at the run.
+  caf::result<std::vector<uint64_t>> tell_course(bool again);
+
   /// A signal stopped or continued the process of a rank.
   void on_stop(rank_id x, bool stopped);
 
@@ -94,8 +97,10 @@ struct supervisor_state {
   supervisor_host::options options;
   std::optional<roster> ranks;
   std::map<rank_id, member_actor> members;
+  void add_launcher(uint64_t machine, const launcher_link_actor& hdl);
+
   /// Of other machines.
-  std::vector<member_actor> launchers;
+  std::map<uint64_t, launcher_link_actor> launchers;
   /// Members that were refused and have not ended yet.
   std::set<caf::actor_addr> refused;
   std::map<rank_id, caf::typed_response_promise<welcome>> waiting;

@@ -14,11 +14,21 @@
 
 namespace smp {
 
+/// What follows the end of the ranks.
+enum class run_course : uint8_t {
+  unknown, // the first machine has not said
+  again,   // the ranks are started again
+  over,
+  lost, // the SUPERVISOR is gone without a word
+};
+
 /// Connects the launcher of another machine to the SUPERVISOR: it is not a
 /// rank, but is the first to know how one of its ranks ended. Free of CAF.
 class supervisor_link {
 public:
   struct options {
+    /// Index of this machine.
+    uint64_t machine = 0;
     std::string address = "127.0.0.1";
     uint16_t port = 0;
     std::optional<tls_line> line;
@@ -44,6 +54,9 @@ public:
 
   /// See `supervisor_host::report_stop`.
   void report_stop(rank_id x, bool stopped);
+
+  /// @returns what the first machine has said so far
+  run_course course() const;
 
 private:
   struct impl;

@@ -116,6 +116,14 @@ using member_actor = caf::typed_actor<
   // Replies with the losses that it has heard of.
   caf::result<member_status>(status_atom)>;
 
+/// LAUNCHER LINK: listens to the SUPERVISOR on behalf of the launcher of
+/// another machine.
+using launcher_link_actor = caf::typed_actor<
+  // The run ends by this stall.
+  caf::result<void>(stall_atom, failure),
+  // The run is over, or begins again.
+  caf::result<void>(again_atom, bool)>;
+
 /// RANK WATCH: reports what its rank does. Runs on a thread of its own, so it
 /// answers even while the other actors of the rank are stuck.
 using rank_watch_actor = caf::typed_actor<
@@ -170,10 +178,14 @@ using supervisor_actor = caf::typed_actor<
   // The launcher, or a neighbour that waits to join, saw a signal stop or
   // continue the process of a rank.
   caf::result<void>(stall_atom, rank_id, bool),
-  // The launcher of another machine, which wants to hear how the run ends.
-  caf::result<void>(member_actor),
+  // The launcher of another machine, by its index, which wants to hear how the
+  // run ends.
+  caf::result<void>(uint64_t, launcher_link_actor),
   // From this process: the run ends by this, which those launchers hear.
   caf::result<void>(stall_atom, failure),
+  // From this process: whether the run begins again. Replies with the machines
+  // whose launchers have heard it, when the others cannot any more.
+  caf::result<std::vector<uint64_t>>(again_atom, bool),
   // INTERNAL: a rank has been stopped for long enough to report it.
   caf::result<void>(stall_atom, rank_id),
   // INTERNAL: the join deadline has passed.
@@ -192,6 +204,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp_actors, caf::first_custom_type_id + 41)
   CAF_ADD_TYPE_ID(smp_actors, (smp::rank_watch_actor))
   CAF_ADD_TYPE_ID(smp_actors, (smp::stall_monitor_actor))
   CAF_ADD_TYPE_ID(smp_actors, (smp::inspector_actor))
+  CAF_ADD_TYPE_ID(smp_actors, (smp::launcher_link_actor))
 CAF_END_TYPE_ID_BLOCK(smp_actors)
 
 static_assert(caf::id_block::smp::end <= caf::id_block::smp_actors::begin);

@@ -13,6 +13,7 @@
 #include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/type_id.hpp>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_ATOM(smp, smp, look_atom)
   CAF_ADD_ATOM(smp, smp, stall_atom)
   CAF_ADD_ATOM(smp, smp, reached_atom)
+  CAF_ADD_ATOM(smp, smp, again_atom)
 CAF_END_TYPE_ID_BLOCK(smp)
 
 // Messages for clients outside the run. Their ids follow those of the actor
@@ -98,4 +100,5 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp_inspection, caf::first_custom_type_id + 60)
   CAF_ADD_ATOM(smp_inspection, smp, inspect_atom)
   CAF_ADD_TYPE_ID(smp_inspection, (smp::flight_query))
   CAF_ADD_TYPE_ID(smp_inspection, (std::vector<std::string>))
+  CAF_ADD_TYPE_ID(smp_inspection, (std::vector<uint64_t>))
 CAF_END_TYPE_ID_BLOCK(smp_inspection)

@@ -33,7 +33,7 @@ constexpr const char* about_runs
     "Exit codes: 0 done, 2 bad command line or configuration, 3 a rank "
     "failed,\n"
     "4 stalled, 5 the loss is not finite, 130 interrupted. With\n"
-    "--train.max_restarts=N a run on one machine that lost a rank is started\n"
+    "--train.max_restarts=N a run that lost a rank or a machine is started\n"
     "again, from its newest checkpoint (docs/recovery.md).\n"
     "\n"
     "Example: smp-train config/quickstart.toml --ranks 2 --train.steps=20";

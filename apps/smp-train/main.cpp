@@ -307,7 +307,8 @@ int run_launcher(const command_line& cmd, const train_config& config,
     options.restarts = {
       .limit = config.train.max_restarts,
       .look = [&] { return restarts->look(); },
-      .begin = [&](const restart_note& x) { return restarts->begin(x); }};
+      .record = [&](const restart_note& x) { restarts->record(x); },
+      .command = [&](bool newest) { return restarts->command(newest); }};
   }
   return launch(options);
 }
@@ -337,17 +338,15 @@ void check_modes(const command_line& cmd, const std::vector<run_mode>& modes,
     throw config_error("over several machines, --modes takes one mode");
 }
 
-/// Who starts all ranks can start them again.
+/// Who starts ranks can start them again.
 /// @param is_rank this process is one that another launcher started
-void check_restarts(const command_line& cmd, const train_config& config,
-                    bool is_rank) {
-  if (config.train.max_restarts > 0
-      && (is_rank || cmd.nodes.nodes > 1 || !cmd.nodes.hosts.empty()))
+void check_restarts(const train_config& config, bool is_rank) {
+  if (config.train.max_restarts > 0 && is_rank)
     throw config_error(fmt::format(
-      "train.max_restarts = {} is for ranks that smp-train itself starts on "
-      "one machine; leave it out, and let Slurm (sbatch --requeue), Kubernetes "
-      "(backoffLimit) or a loop give the command again, which goes on from "
-      "checkpoint.dir",
+      "train.max_restarts = {} is for ranks that smp-train itself starts; "
+      "leave it out under mpirun, srun or torchrun, and let Slurm (sbatch "
+      "--requeue), Kubernetes (backoffLimit) or a loop give the command again, "
+      "which goes on from checkpoint.dir",
       config.train.max_restarts));
 }
 
@@ -501,7 +500,7 @@ int run(int argc, char** argv) {
     return exit_done;
   }
   check_modes(*cmd, modes, environment.has_value());
-  check_restarts(*cmd, config, environment && !environment->supervised);
+  check_restarts(config, environment && !environment->supervised);
   check_json_file(cmd->verify.json);
   // Our launcher checked this before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0

@@ -37,18 +37,21 @@ run_position run_restarts::look() const {
   return {.steps = steps,
           .made_steps = steps > began_at_,
           .next_from = next.step,
-          .checkpoint = next.checkpoint};
+          .checkpoint = next.checkpoint,
+          .newest = next.newest};
 }
 
-std::vector<std::string> run_restarts::begin(const restart_note& x) {
+void run_restarts::record(const restart_note& x) {
   add_restart(metrics_, x);
   began_at_ = x.from_step;
-  // The first start may have begun elsewhere.
-  if (next_origin().newest && config_.checkpoint.resume != "auto") {
-    command_ = without_options(command_, {"--checkpoint.resume"});
-    command_.emplace_back("--checkpoint.resume=auto");
-  }
-  return command_;
+}
+
+std::vector<std::string> run_restarts::command(bool newest) const {
+  if (!newest || config_.checkpoint.resume == "auto")
+    return command_;
+  auto result = without_options(command_, {"--checkpoint.resume"});
+  result.emplace_back("--checkpoint.resume=auto");
+  return result;
 }
 
 } // namespace smp::app

@@ -10,7 +10,7 @@
 namespace smp::app {
 
 /// A run of smp-train that its launcher may start again: how far it came, and
-/// where it goes on. Used while no rank runs.
+/// where it goes on. Used while no rank runs; the first machine decides.
 class run_restarts {
 public:
   /// @param command of each rank, the program's name first
@@ -22,9 +22,13 @@ public:
   run_position look() const;
 
   /// Puts a restart on record in RUN_DIR/metrics.jsonl.
-  /// @returns the command of each rank from now on
   /// @throws error (config) naming the file
-  std::vector<std::string> begin(const restart_note& x);
+  void record(const restart_note& x);
+
+  /// @param newest of `checkpoint.dir`: the first start may have begun
+  ///        elsewhere
+  /// @returns the command of each rank of this machine
+  std::vector<std::string> command(bool newest) const;
 
 private:
   struct origin {

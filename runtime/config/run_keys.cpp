@@ -233,8 +233,8 @@ const std::vector<config_key> run_table = {
   {.name = "train.max_restarts",
    .slot = SMP_SLOT(train.max_restarts),
    .meaning = "how often smp-train starts all ranks again from the newest "
-              "checkpoint after one of them was lost; only for runs on one "
-              "machine (docs/recovery.md)",
+              "checkpoint after one of them, or a machine, was lost "
+              "(docs/recovery.md)",
    .elsewhere = {"restarts", "max_restart", "max_retries", "restart_limit"}},
   // -- [checkpoint] -----------------------------------------------------------
   {.name = "checkpoint.dir",

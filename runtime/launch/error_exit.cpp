@@ -3,9 +3,9 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/run_outcome.hpp"
-#include "runtime/launch/shared_flights.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/process/limits.hpp"
+#include "runtime/process/shared_flights.hpp"
 
 #include <fmt/format.h>
 

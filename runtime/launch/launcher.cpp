@@ -8,16 +8,16 @@
 #include "runtime/files/file_io.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
-#include "runtime/launch/network_choice.hpp"
+#include "runtime/launch/launch_place.hpp"
 #include "runtime/launch/process_group.hpp"
 #include "runtime/launch/run_dir.hpp"
 #include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/secret_handover.hpp"
-#include "runtime/launch/shared_flights.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/process/control_group.hpp"
 #include "runtime/process/interruptible_pause.hpp"
 #include "runtime/process/limits.hpp"
+#include "runtime/process/shared_flights.hpp"
 #include "transport/files/file_descriptor.hpp"
 #include "transport/files/run_secret.hpp"
 #include "transport/network/addresses.hpp"
@@ -56,98 +56,6 @@ std::vector<std::string> own_command() {
   return result;
 }
 
-/// What the launchers of a run agree on, and the part of this one.
-struct launch_place {
-  uint64_t first_rank = 0;
-  uint64_t ranks = 1;
-  run_secret secret;
-  std::string run_id;
-  std::string log_dir;
-  network_choice network;
-  /// Through it the ranks report how far they came.
-  file_descriptor progress;
-  /// Where they note what they do.
-  file_descriptor flights;
-  /// Why its ranks must not share memory through files; unset: they may.
-  std::optional<std::string> no_shared_memory;
-
-  bool first() const noexcept {
-    return first_rank == 0;
-  }
-};
-
-/// The other launchers derive the same id from the secret.
-std::string run_id_of(const run_secret& x) {
-  std::string result;
-  for (auto byte : x.token("run id"))
-    result += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-  return result;
-}
-
-launch_place find_place(const launch_options& x) {
-  launch_place result;
-  result.ranks = x.ranks;
-  result.log_dir = x.log_dir;
-  result.progress = progress_descriptor();
-  result.secret = run_secret::make();
-  auto& nodes = x.nodes;
-  if (!nodes.ranks_of.empty()) {
-    auto mine = nodes.ranks_of.begin()
-                + static_cast<std::ptrdiff_t>(nodes.node);
-    result.first_rank = std::accumulate(nodes.ranks_of.begin(), mine,
-                                        uint64_t{0});
-    result.ranks = *mine;
-    rank_environment env;
-    env.rank = result.first_rank;
-    env.world_size = x.ranks;
-    env.rendezvous_address = nodes.master;
-    env.rendezvous_port = nodes.port;
-    env.supervised = true;
-    result.network = choose_network(env, x.session);
-    if (!result.network.line)
-      throw config_error(nodes.master
-                         + " is loopback: other machines do not reach it");
-  }
-  if (!result.first()) {
-    auto told = ask_master(result.network.master, nodes.port,
-                           *result.network.line);
-    result.secret = told.secret;
-    if (result.log_dir.empty())
-      result.log_dir = told.note;
-  }
-  result.run_id = run_id_of(result.secret);
-  result.flights = flight_descriptor(result.ranks);
-  result.no_shared_memory = no_room_for_shared_memory(shared_memory_folder(),
-                                                      result.ranks);
-  return result;
-}
-
-std::map<std::string, std::string>
-variables_of(uint64_t rank, const launch_options& x, const launch_place& place,
-             int secret, uint16_t port, uint64_t restarts) {
-  auto result = x.environment;
-  for (auto& [name, value] : variables_before_exec)
-    if (std::getenv(name) == nullptr)
-      result.emplace(name, value);
-  result["SMP_RANK"] = std::to_string(rank);
-  result["SMP_LOCAL_RANK"] = std::to_string(rank - place.first_rank);
-  result["SMP_WORLD_SIZE"] = std::to_string(x.ranks);
-  result["SMP_LOCAL_SIZE"] = std::to_string(place.ranks);
-  result["SMP_RUN_ID"] = place.run_id;
-  result[secret_descriptor_variable] = std::to_string(secret);
-  result[progress_descriptor_variable] = std::to_string(place.progress.get());
-  if (place.flights)
-    result[flight_descriptor_variable] = std::to_string(place.flights.get());
-  result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
-  result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
-  result[run_dir_variable] = place.log_dir;
-  result[restart_variable] = std::to_string(restarts);
-  // Its stderr is a pipe; progress lines depend on what is behind it.
-  bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
-  result["SMP_TERMINAL"] = terminal ? "1" : "0";
-  return result;
-}
-
 int exit_code(const process_group::result& x) {
   if (x.interrupted)
     return code_interrupted;
@@ -170,19 +78,11 @@ std::string cause_text(const process_group::result& x) {
   return x.cause.describe() + (x.last_words.empty() ? "" : ": ") + x.last_words;
 }
 
-bool is_here(rank_id x, const launch_place& place) {
-  return x.value - place.first_rank < place.ranks; // wraps below it
-}
-
-rank_progress progress_of(uint64_t rank, const launch_place& place) {
-  return told_progress(place.progress.get(), rank - place.first_rank);
-}
-
 /// Says where a rank was that ended with a result before the others.
 void place_early_end(process_group::result& x, const launch_place& place) {
   if (!x.early)
     return;
-  auto was = progress_of(x.cause.rank.value, place);
+  auto was = place.progress_of(x.cause.rank.value);
   x.cause.text = was.sessions == 0
                    ? fmt::format(
                      "ended with code {} and did not join the others", *x.early)
@@ -198,18 +98,17 @@ std::string cause_line(const process_group::result& x,
                        const launch_place& place) {
   auto result = cause_text(x);
   auto rank = x.cause.rank;
-  if (!place.log_dir.empty() && rank != no_rank)
-    result += fmt::format("; its output: {}/log-{}.txt{}", place.log_dir,
-                          rank.value,
-                          is_here(rank, place) ? "" : " on its machine");
+  if (!place.log_dir().empty() && rank != no_rank)
+    result += fmt::format("; its output: {}/log-{}.txt{}", place.log_dir(),
+                          rank.value, place.has(rank) ? "" : " on its machine");
   return result;
 }
 
 /// For later reading: what the ranks here did last.
 void write_flights(const launch_place& place) {
-  if (place.log_dir.empty())
+  if (place.log_dir().empty())
     return;
-  auto why = write_flights(place.log_dir, place.flights.get(),
+  auto why = write_flights(place.log_dir(), place.flights.get(),
                            rank_id{place.first_rank}, place.ranks);
   if (!why.empty())
     print_stderr("smp: cannot write what ranks did last: {}\n", why);
@@ -254,7 +153,7 @@ process_group::options group_options(const launch_options& x,
   }
   result.size = place.ranks;
   result.first_rank = place.first_rank;
-  result.log_dir = place.log_dir;
+  result.log_dir = place.log_dir();
   result.why_killed = [before = read_control_group()] {
     return why_killed(before, read_control_group());
   };
@@ -300,7 +199,7 @@ private:
 void find_first_cause(process_group::result& x, const launch_place& place,
                       distant_losses& elsewhere) {
   constexpr std::chrono::seconds limit{2}; // its launcher sees it at once
-  if (x.code != code_rank_failed || !is_here(x.cause.rank, place))
+  if (x.code != code_rank_failed || !place.has(x.cause.rank))
     return;
   if (auto first = elsewhere.await(limit)) {
     x.cause = std::move(first);
@@ -321,7 +220,7 @@ supervisor_host::options supervision_of(const launch_options& x,
   result.address = place.network.master;
   result.port = x.nodes.port;
   result.line = place.network.line;
-  result.note = place.log_dir;
+  result.note = to_text(place.note);
   result.on_refused = [](const std::string& y) {
     print_stderr("smp: refused a connection from {}\n", y);
   };
@@ -332,14 +231,14 @@ supervisor_host::options supervision_of(const launch_options& x,
   if (x.ranks == 1)
     result.join_limit = std::chrono::hours{24 * 365 * 10};
   result.on_rank_down = [&](const failure& cause) {
-    if (!is_here(cause.rank, place))
+    if (!place.has(cause.rank))
       elsewhere.note(cause);
     group.report(cause);
   };
   result.stalls = x.stalls;
   result.on_stall = [&](const stall_report& y) {
-    if (!place.log_dir.empty())
-      write_stall(y, place.log_dir);
+    if (!place.log_dir().empty())
+      write_stall(y, place.log_dir());
     write_flights(place);
     deadlock = y.deadlock;
     if (y.ends)
@@ -354,6 +253,7 @@ supervisor_link::options link_of(const launch_options& x,
                                  const launch_place& place,
                                  process_group& group) {
   supervisor_link::options result;
+  result.machine = x.nodes.node;
   result.address = place.network.master;
   result.port = x.nodes.port;
   result.line = place.network.line;
@@ -388,7 +288,8 @@ struct rank_reports {
 
 // -- attempts -----------------------------------------------------------------
 
-/// A run, with all attempts at it.
+/// A run, with all attempts at it. The first machine decides whether there is
+/// another one; the others wait for its word, and then for its gate.
 class whole_run {
 public:
   explicit whole_run(const launch_options& x)
@@ -399,13 +300,19 @@ public:
 
   /// @returns the exit code
   int operator()() {
-    do
+    do {
+      if (!enter())
+        break;
       attempt();
-    while (begins_again());
+    } while (next_.again);
     return code_;
   }
 
 private:
+  /// Finds the place of this launcher in the next attempt.
+  /// @returns false if there is none: the run has ended
+  bool enter();
+
   void attempt();
 
   /// From now on tools can inspect the run, see docs/inspect.md. Called before
@@ -429,8 +336,9 @@ private:
   }
 
   /// What follows, while tools can still ask the SUPERVISOR.
-  void conclude(const process_group::result& x, bool deadlock) {
-    reached_ = std::max(reached_, progress_of(0, place_).stage());
+  void conclude(const process_group::result& x, bool deadlock,
+                supervisor_host& supervisor) {
+    reached_ = std::max(reached_, place_.progress_of(0).stage());
     code_ = exit_code(x);
     cause_ = cause_text(x);
     next_ = decide(x, deadlock);
@@ -441,16 +349,56 @@ private:
         "smp: {}; {} step{} done; restart {} of {} in {} s, from {}\n",
         cause_line(x, place_), position_.steps,
         position_.steps == 1 ? " is" : "s are", policy_.restarts(),
-        options_.restarts.limit, next_.wait / std::chrono::seconds{1},
+        policy_.limit(), next_.wait / std::chrono::seconds{1},
         position_.checkpoint.empty() ? "the beginning" : position_.checkpoint);
-      return;
+      next_.again = begins_again();
+    } else {
+      auto told = x.cause && !x.told_by_rank_0 ? cause_line(x, place_) : "";
+      end(std::move(told), next_.why_not);
     }
+    if (policy_.limit() > 0 && place_.ranks < options_.ranks)
+      supervisor.tell_course(next_.again);
+  }
+
+  /// What follows on a machine that does not decide.
+  void follow(const process_group::result& x, const supervisor_link& link) {
+    code_ = exit_code(x);
+    cause_ = cause_text(x);
     auto told = x.cause && !x.told_by_rank_0 ? cause_line(x, place_) : "";
-    end(std::move(told), next_.why_not);
+    next_ = {};
+    if (!pause_ || x.interrupted)
+      return end(std::move(told), {});
+    auto course = await_course(link);
+    // A first machine that went well and is gone has nothing to begin again.
+    next_.again = course == run_course::again
+                  || (course == run_course::lost && x.cause);
+    if (next_.again)
+      print_stderr("smp: {}{}waits for the first machine to begin again\n",
+                   told, told.empty() ? "" : "; ");
+    else if (course == run_course::unknown)
+      end(std::move(told), pause_->interrupted()
+                             ? "interrupted"
+                             : "the first machine did not say whether the run "
+                               "begins again");
+    else
+      end(std::move(told), {});
+  }
+
+  /// @returns unknown if the user interrupts, or the wait takes too long
+  run_course await_course(const supervisor_link& link) {
+    constexpr std::chrono::milliseconds between{50};
+    auto until = std::chrono::steady_clock::now() + patience_between_machines;
+    auto course = link.course();
+    while (course == run_course::unknown
+           && std::chrono::steady_clock::now() < until && pause_->wait(between))
+      course = link.course();
+    if (pause_->interrupted())
+      code_ = code_interrupted;
+    return course;
   }
 
   restart_decision decide(const process_group::result& x, bool deadlock) {
-    if (options_.restarts.limit == 0 || !x.cause || x.interrupted)
+    if (policy_.limit() == 0 || !x.cause || x.interrupted)
       return {};
     try {
       position_ = options_.restarts.look();
@@ -466,21 +414,20 @@ private:
                            .made_steps = position_.made_steps});
   }
 
-  /// @returns whether there is another attempt
+  /// Waits before another attempt, and puts it on record.
+  /// @returns false if there is none: the run has ended
   bool begins_again() {
-    if (!next_.again)
-      return false;
     if (!pause_->wait(next_.wait)) {
       code_ = code_interrupted;
       end("interrupted", {});
       return false;
     }
     try {
-      options_.command = options_.restarts.begin(
-        {.number = ++restarts_,
-         .at_step = position_.steps + 1,
-         .from_step = position_.next_from,
-         .cause = cause_});
+      options_.restarts.record({.number = ++note_.restarts,
+                                .at_step = position_.steps + 1,
+                                .from_step = position_.next_from,
+                                .cause = cause_});
+      note_.newest = position_.newest;
     } catch (const error& e) {
       code_ = exit_code_of(e.code());
       end({}, fmt::format("not started again: {}", e.what()));
@@ -494,8 +441,9 @@ private:
     for (auto* text : {&told, &cause_})
       if (!why_not.empty())
         *text += (text->empty() ? "" : "; ") + why_not;
-    if (!place_.log_dir.empty() && place_.first())
-      write_run_outcome(place_.log_dir, {code_, cause_, reached_, restarts_});
+    if (!place_.log_dir().empty() && place_.first())
+      write_run_outcome(place_.log_dir(),
+                        {code_, cause_, reached_, note_.restarts});
     if (!told.empty())
       print_stderr("smp: {}\n", told);
     entry_.reset();
@@ -507,17 +455,47 @@ private:
   std::unique_ptr<published_entry> entry_;
   std::unique_ptr<run_server> server_;
   launch_place place_; // of the last attempt
+  attempt_note note_;
   run_position position_;
   restart_decision next_;
-  uint64_t restarts_ = 0;
   run_stage reached_ = run_stage::start;
   int code_ = 0;
   std::string cause_;
 };
 
+bool whole_run::enter() {
+  const bool is_first_attempt = place_.run_id.empty();
+  std::optional<repeated_question> question;
+  if (pause_) {
+    question.emplace();
+    question->pause = [this](auto x) { return pause_->wait(x); };
+    if (!is_first_attempt)
+      question->before = place_.secret;
+  }
+  note_.log_dir = options_.log_dir;
+  std::optional<launch_place> next;
+  try {
+    next = find_place(options_, note_, question);
+  } catch (const error& e) {
+    if (is_first_attempt)
+      throw;
+    end({}, fmt::format("not started again: {}", e.what()));
+    return false;
+  }
+  if (!next) {
+    code_ = code_interrupted;
+    end("interrupted", {});
+    return false;
+  }
+  place_ = std::move(*next);
+  note_ = place_.note;
+  if (pause_)
+    options_.command = options_.restarts.command(note_.newest);
+  return true;
+}
+
 void whole_run::attempt() {
   auto& x = options_;
-  place_ = find_place(x);
   auto& place = place_;
   check_limits(place.ranks);
   if (x.ranks > 1 && !place.network.line)
@@ -525,15 +503,16 @@ void whole_run::attempt() {
   auto begin = std::time(nullptr);
   auto handed_over = secret_descriptor(place.secret);
   auto options = group_options(x, place, handed_over.get());
-  options.appends_to_logs = restarts_ > 0;
+  options.appends_to_logs = place.note.restarts > 0;
   rank_reports reports;
   options.on_quit = [&] {
     write_flights(place);
-    if (!place.log_dir.empty())
+    if (!place.log_dir().empty())
       print_stderr(
         "smp: SIGQUIT: what each rank did last is in {}; "
         "smp-inspect {} flight shows it\n",
-        flight_path(place.log_dir, rank_id{place.first_rank}), place.log_dir);
+        flight_path(place.log_dir(), rank_id{place.first_rank}),
+        place.log_dir());
   };
   options.on_failure = [&](const failure& cause) { reports.down(cause); };
   options.on_result = [&](const failure& early) { reports.result(early); };
@@ -557,7 +536,7 @@ void whole_run::attempt() {
   if (supervisor)
     let_look(*supervisor);
   group.start([&](uint64_t rank) {
-    return variables_of(rank, x, place, handed_over.get(), port, restarts_);
+    return place.variables_of(rank, x, handed_over.get(), port);
   });
   auto result = group.run();
   if (place.first() && place.ranks < x.ranks)
@@ -567,10 +546,13 @@ void whole_run::attempt() {
     remove_dead_segments(shared_memory_folder(), begin);
   if (result.cause)
     write_flights(place);
-  if (!place.log_dir.empty())
+  if (!place.log_dir().empty())
     for (auto pid : group.pids())
-      remove_leftovers(place.log_dir, pid);
-  conclude(result, deadlock);
+      remove_leftovers(place.log_dir(), pid);
+  if (supervisor)
+    conclude(result, deadlock, *supervisor);
+  else
+    follow(result, *link);
 }
 
 } // namespace

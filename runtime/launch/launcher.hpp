@@ -31,13 +31,15 @@ struct node_options {
 
 /// What a program does whose run may be started again.
 struct restart_options {
-  /// How often; 0: never.
+  /// How often; 0: never. The same on all machines.
   uint64_t limit = 0;
-  /// Called when all ranks are gone.
+  /// Called on the first machine when its ranks are gone.
   std::function<run_position()> look;
-  /// Called before each restart, to keep it on record.
-  /// @returns what each rank runs from now on
-  std::function<std::vector<std::string>(const restart_note&)> begin;
+  /// Called there before each restart, to keep it on record.
+  std::function<void(const restart_note&)> record;
+  /// @param newest see `run_position::newest`
+  /// @returns what each rank runs in the next attempt
+  std::function<std::vector<std::string>(bool newest)> command;
 };
 
 struct launch_options {
@@ -71,7 +73,6 @@ struct launch_options {
   std::chrono::milliseconds grace{2000};
   /// After Ctrl-C the ranks have this time for a clean end.
   std::chrono::milliseconds interrupt_grace{30000};
-  /// Only for runs on one machine.
   restart_options restarts;
 };
 
@@ -87,7 +88,9 @@ struct launch_options {
 /// ranks die with the thread that started them, so that even a killed
 /// launcher leaves none behind. A run that lost a rank is started again as
 /// `restarts` allows (`restart_policy`): the logs go on, and the outcome is
-/// that of the last attempt.
+/// that of the last attempt. With several machines the first one decides. The
+/// others wait for its word, and if it is gone, as long as they would wait for
+/// it at first, for another launcher in its place.
 /// @returns the exit code: 0 done, `verdict` if a rank returned it, 3 a
 /// rank failed, 4 stalled, 130 interrupted; 2, 4 and 5 as the failed
 /// rank returned them

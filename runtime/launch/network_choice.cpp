@@ -126,35 +126,107 @@ bool opens_ports(std::string_view transports) {
   return all_but ? !names(",tcp,") : names(",tcp,") || names(",all,");
 }
 
-gate_answer ask_master(const std::string& host, uint16_t port,
-                       const tls_line& line) {
-  using std::chrono::milliseconds;
-  auto deadline = network_clock::now() + patience_between_machines;
-  constexpr milliseconds answer_limit{5000};
-  for (;;) {
-    auto left = std::chrono::ceil<milliseconds>(deadline
-                                                - network_clock::now());
-    file_descriptor connection;
+namespace {
+
+constexpr std::chrono::milliseconds answer_limit{5000};
+
+/// One gate, asked until it answers.
+class gate_call {
+public:
+  gate_call(const std::string& host, uint16_t port, const tls_line& line)
+    : host_(host), port_(port), line_(line) {
+    // nop
+  }
+
+  /// @returns nothing if nobody listens there yet
+  /// @throws error (rank_down) when the time is up
+  file_descriptor connect() {
     try {
-      connection = connect_within(host, port, std::min(left, answer_limit));
+      auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        deadline_ - network_clock::now());
+      return connect_within(host_, port_, std::min(left, answer_limit));
     } catch (const error& e) {
-      if (network_clock::now() >= deadline)
-        throw error{
-          failure{error_code::rank_down,
-                  rank_id{0},
-                  {},
-                  fmt::format("was not reached within {} min: {}",
-                              patience_between_machines.count(), e.what())}};
-      std::this_thread::sleep_for(pause_between_tries);
-      continue;
+      check_time(e.what());
+      return {};
     }
+  }
+
+  /// @throws error (config) if one side rejects the other
+  gate_answer ask(file_descriptor connection) const {
     try {
-      tls_stream x{std::move(connection), line.keys, tls_side::connects};
+      tls_stream x{std::move(connection), line_.keys, tls_side::connects};
       return ask_gate(x, answer_limit);
     } catch (const error& e) {
       throw config_error(
-        fmt::format("rank 0 at {}: {}", endpoint(host, port), e.what()));
+        fmt::format("rank 0 at {}: {}", endpoint(host_, port_), e.what()));
     }
+  }
+
+  /// @throws error (rank_down) when the time is up, for the reason `why`
+  void check_time(const std::string& why) const {
+    if (network_clock::now() >= deadline_)
+      throw error{failure{error_code::rank_down,
+                          rank_id{0},
+                          {},
+                          fmt::format("was not reached within {} min: {}",
+                                      patience_between_machines.count(), why)}};
+  }
+
+private:
+  const std::string& host_;
+  uint16_t port_;
+  const tls_line& line_;
+  network_clock::time_point deadline_ = network_clock::now()
+                                        + patience_between_machines;
+};
+
+} // namespace
+
+gate_answer ask_master(const std::string& host, uint16_t port,
+                       const tls_line& line) {
+  gate_call call{host, port, line};
+  for (;;) {
+    if (auto connection = call.connect())
+      return call.ask(std::move(connection));
+    std::this_thread::sleep_for(pause_between_tries);
+  }
+}
+
+namespace {
+
+bool is_of(const run_secret& x, const std::optional<run_secret>& attempt) {
+  return attempt && equal_in_constant_time(x.bytes(), attempt->bytes());
+}
+
+} // namespace
+
+std::optional<gate_answer> ask_master(const std::string& host, uint16_t port,
+                                      const tls_line& line,
+                                      const repeated_question& x) {
+  // An attempt that ends takes a few seconds to tell all machines.
+  constexpr std::chrono::seconds closing_limit{30};
+  gate_call call{host, port, line};
+  std::optional<network_clock::time_point> refused;
+  for (;;) {
+    std::optional<gate_answer> answer;
+    try {
+      if (auto connection = call.connect())
+        answer = call.ask(std::move(connection));
+      refused.reset();
+    } catch (const error& e) {
+      if (e.code() != error_code::config) // the time is up
+        throw;
+      if (!refused)
+        refused = network_clock::now();
+      if (network_clock::now() - *refused > closing_limit)
+        throw;
+    }
+    if (answer && !is_of(answer->secret, x.before))
+      return answer;
+    if (answer)
+      call.check_time("the attempt before has not ended");
+    if (!x.pause(pause_between_tries))
+      return std::nullopt;
   }
 }
 

@@ -9,6 +9,7 @@
 #include "transport/process_state.hpp"
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,6 +46,20 @@ bool opens_ports(std::string_view transports);
 /// after `patience_between_machines`
 gate_answer ask_master(const std::string& host, uint16_t port,
                        const tls_line& line);
+
+/// How a launcher asks whose run may be started again.
+struct repeated_question {
+  /// Of the attempt before, whose gate may not be closed yet.
+  std::optional<run_secret> before;
+  /// Waits between tries; false: gives up.
+  std::function<bool(std::chrono::milliseconds)> pause;
+};
+
+/// As above. A gate that closes while it is asked is no error yet.
+/// @returns nothing if it gave up
+std::optional<gate_answer> ask_master(const std::string& host, uint16_t port,
+                                      const tls_line& line,
+                                      const repeated_question& x);
 
 /// @returns a text that is equal on the ranks of one machine and nowhere else:
 /// neither the host name is enough, nor the kernel, which containers share

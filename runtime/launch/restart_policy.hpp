@@ -55,6 +55,10 @@ public:
     return restarts_;
   }
 
+  uint64_t limit() const noexcept {
+    return limit_;
+  }
+
 private:
   struct series {
     uint64_t count = 0;
@@ -82,6 +86,8 @@ struct run_position {
   /// they go on; empty: they begin anew.
   uint64_t next_from = 0;
   std::string checkpoint;
+  /// The checkpoint is the newest of this run, wherever the run once began.
+  bool newest = false;
 };
 
 /// What is kept of a restart.

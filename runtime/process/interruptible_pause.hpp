@@ -20,6 +20,11 @@ public:
   /// @returns false, at once, if SIGINT, SIGTERM or SIGHUP comes or has come
   bool wait(std::chrono::milliseconds x);
 
+  /// Whether such a signal has come in a wait.
+  bool interrupted() const noexcept {
+    return interrupted_;
+  }
+
 private:
   void await_signal();
 

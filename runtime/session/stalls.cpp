@@ -5,7 +5,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/collectives/parking_waiter.hpp"
 #include "runtime/device/rank_device.hpp"
-#include "runtime/launch/shared_flights.hpp"
+#include "runtime/process/shared_flights.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 

@@ -5,13 +5,12 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/processes.hpp"
-#include "tests/support/runs/train_dir.hpp"
+#include "tests/support/runs/recorded_runs.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -20,11 +19,11 @@
 
 namespace smp::test {
 
-struct restarted_run : train_dir {
+struct restarted_run : recorded_runs {
   static constexpr uint64_t interval = 4; // of checkpoints
 
   restarted_run()
-    : train_dir(tiny_gpt(2, 4, 8, R"([optimizer]
+    : recorded_runs(tiny_gpt(2, 4, 8, R"([optimizer]
 lr = 1e-2
 
 [train]
@@ -50,23 +49,6 @@ interval = 4
     return std::make_unique<program>(options, path, environment);
   }
 
-  /// @returns the complete lines of metrics.jsonl, which may not be there yet
-  std::vector<nlohmann::json> lines(const std::string& run_dir) const {
-    std::ifstream file{path / run_dir / "metrics.jsonl"};
-    std::vector<nlohmann::json> result;
-    for (std::string line; std::getline(file, line) && !file.eof();)
-      result.push_back(nlohmann::json::parse(line));
-    return result;
-  }
-
-  uint64_t steps_done(const std::string& run_dir) const {
-    auto all = lines(run_dir);
-    if (all.empty())
-      return 0;
-    auto& last = all.back();
-    return last.value("from_step", last.value("step", uint64_t{0}));
-  }
-
   /// Kills a rank of the run in "run" that no earlier call killed.
   /// @param step after as many steps; 0: at its start
   void kill_at(program& x, size_t rank, uint64_t step,
@@ -87,50 +69,6 @@ interval = 4
     seen_.insert(ranks.begin(), ranks.end());
     let_pass(later);
     REQUIRE(::kill(ranks.at(rank), SIGKILL) == 0);
-  }
-
-  void check_same_model(const std::string& run,
-                        const std::string& other) const {
-    CHECK(content_of(path / run / "model.safetensors")
-          == content_of(path / other / "model.safetensors"));
-  }
-
-  /// Checks that each step follows another one, and that the last of each are
-  /// those of the run in "whole".
-  /// @param first the step before the first one
-  /// @returns the restarts
-  std::vector<nlohmann::json> check_metrics(const std::string& run,
-                                            uint64_t first) const {
-    std::vector<nlohmann::json> result;
-    std::map<uint64_t, nlohmann::json> steps;
-    auto at = first;
-    for (auto& x : metrics(run)) {
-      INFO(x.dump());
-      if (x.contains("restart")) {
-        result.push_back(x);
-        CHECK(x["restart"] == result.size());
-        CHECK(x["at_step"] == at + 1);
-        CHECK(x["from_step"] <= at);
-        at = x["from_step"];
-        continue;
-      }
-      CHECK(x["step"] == ++at);
-      // Where two attempts made a step, they made the same.
-      if (auto before = steps.find(at); before != steps.end())
-        CHECK(before->second["loss"] == x["loss"]);
-      steps[at] = x;
-    }
-    auto whole = metrics("whole");
-    REQUIRE(at == whole.size());
-    for (auto& x : whole)
-      if (uint64_t step = x["step"]; step > first) {
-        INFO("step " << step);
-        CHECK(steps[step]["loss"] == x["loss"]);
-        CHECK(steps[step]["grad_norm"] == x["grad_norm"]);
-        if (steps[step].contains("held_out_loss"))
-          CHECK_FALSE(steps[step]["held_out_loss"].is_null());
-      }
-    return result;
   }
 
 private:

@@ -26,6 +26,7 @@ TEST_CASE("type ids are only ever appended", "[actors][protocol]") {
   CHECK(position<member_actor> == 41);
   CHECK(position<rank_watch_actor> == 42);
   CHECK(position<inspector_actor> == 44);
+  CHECK(position<launcher_link_actor> == 45);
   CHECK(position<rank_status> == 60);
   CHECK(position<inspect_atom> == 62);
   CHECK(position<task> == 100);

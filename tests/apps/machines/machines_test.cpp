@@ -289,6 +289,19 @@ TEST_CASE_METHOD(launchers, "one command starts a run on all machines by ssh",
     CHECK(run.join() == 0);
     CHECK_THAT(run.output(), ContainsSubstring("equal: "));
   }
+  SECTION("which goes on where a rank was lost") {
+    words.back() = "--train.steps=30";
+    words.insert(words.end(),
+                 {"--train.max_restarts=2", "--checkpoint.interval=2",
+                  "--checkpoint.dir=checkpoints"});
+    auto run = start(words, variables);
+    REQUIRE(run.wait_for("checkpoint at step 2"));
+    REQUIRE(::kill(process_of(3), SIGKILL) == 0);
+    CHECK(run.join() == 0);
+    INFO(run.output());
+    CHECK_THAT(run.output(), ContainsSubstring("restart 1 of 2 in 1 s, from")
+                               && ContainsSubstring("30/30 "));
+  }
   SECTION("until a machine cannot") {
     words[4] = "ma:2,nowhere:2";
     auto run = start(words, variables);

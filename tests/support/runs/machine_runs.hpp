@@ -5,7 +5,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/machines.hpp"
-#include "tests/support/runs/train_dir.hpp"
+#include "tests/support/runs/recorded_runs.hpp"
 
 #include <memory>
 #include <string>
@@ -29,9 +29,9 @@ eval_steps = 0
 )");
 
 /// Four ranks on machines, started as mpirun or Kubernetes would.
-struct machines_dir : train_dir {
+struct machines_dir : recorded_runs {
   explicit machines_dir(size_t count = 2, bool ipv6_only = false)
-    : train_dir(four_ranks),
+    : recorded_runs(four_ranks),
       ranks_per_machine(4 / count),
       on(count, ipv6_only) {
     auto keys = start({"keys", "keys"});
@@ -114,9 +114,14 @@ struct launchers : machines_dir {
   void start_launchers(std::vector<std::string> more) {
     // The second one waits for the first.
     for (size_t i : {1, 0})
-      running.emplace_back(
-        new program(on.start(i, command(std::to_string(i), more), path)));
+      running.push_back(start_launcher(i, more));
     std::swap(running[0], running[1]);
+  }
+
+  std::unique_ptr<program>
+  start_launcher(size_t node, const std::vector<std::string>& more) {
+    return std::unique_ptr<program>{
+      new program(on.start(node, command(std::to_string(node), more), path))};
   }
 };
 

@@ -129,15 +129,15 @@ struct train_dir : scratch_dir {
             {"SMP_RENDEZVOUS_DIR", path}};
   }
 
-  /// @returns the process of a rank, as its log in the run directory "run" has
-  /// it; a launcher may still be writing what the rank told it
+  /// @returns the process of a rank, the last one that its log in the run
+  /// directory "run" has; a launcher may still be writing what the rank told it
   pid_t process_of(size_t rank) const {
     const std::string before = "process ";
     auto log = path / "run" / fmt::format("log-{}.txt", rank);
     auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{10};
     for (;;) {
       auto text = content_of(log);
-      auto begin = text.find(before);
+      auto begin = text.rfind(before);
       if (begin != text.npos && text.find('\n', begin) != text.npos)
         return std::stoi(text.substr(begin + before.size()));
       REQUIRE(std::chrono::steady_clock::now() < deadline);

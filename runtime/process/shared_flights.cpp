@@ -1,4 +1,4 @@
-#include "runtime/launch/shared_flights.hpp"
+#include "runtime/process/shared_flights.hpp"
 
 #include <fmt/format.h>
 
