@@ -303,12 +303,17 @@ int run_launcher(const command_line& cmd, const train_config& config,
   options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
   std::optional<run_restarts> restarts;
   if (config.train.max_restarts > 0) {
-    restarts.emplace(config, options.log_dir, options.command);
+    restarts.emplace(cmd, config, options.log_dir, options.command);
     options.restarts = {
       .limit = config.train.max_restarts,
       .look = [&] { return restarts->look(); },
       .record = [&](const restart_note& x) { restarts->record(x); },
-      .command = [&](bool newest) { return restarts->command(newest); }};
+      .command =
+        [&](bool newest, uint64_t ranks) {
+          return restarts->command(newest, ranks);
+        }};
+    if (config.train.elastic)
+      options.restarts.fit = [&](uint64_t x) { return restarts->fit(x); };
   }
   return launch(options);
 }
@@ -320,7 +325,8 @@ int run_hosts(const command_line& cmd, const train_config& config,
   auto words = without_options(arguments, {"--hosts", "--master"});
   words[0] = std::filesystem::read_symlink("/proc/self/exe");
   return launch_on_hosts(hosts, words, cmd.nodes.master,
-                         interrupt_grace(config));
+                         interrupt_grace(config),
+                         config.train.max_restarts > 0);
 }
 
 /// Several modes are runs one after the other, of ranks that this command
@@ -339,9 +345,16 @@ void check_modes(const command_line& cmd, const std::vector<run_mode>& modes,
 }
 
 /// Who starts ranks can start them again.
-/// @param is_rank this process is one that another launcher started
-void check_restarts(const train_config& config, bool is_rank) {
-  if (config.train.max_restarts > 0 && is_rank)
+/// @param x set in a rank
+void check_restarts(const command_line& cmd, const train_config& config,
+                    const std::optional<rank_environment>& x) {
+  const bool other_launcher = x && !x->supervised;
+  if (config.train.elastic && !x && cmd.nodes.nodes < 2
+      && cmd.nodes.hosts.empty())
+    throw config_error(
+      "train.elastic is for runs over several machines (--nodes, --hosts), "
+      "which may lose one; leave it out");
+  if (config.train.max_restarts > 0 && other_launcher)
     throw config_error(fmt::format(
       "train.max_restarts = {} is for ranks that smp-train itself starts; "
       "leave it out under mpirun, srun or torchrun, and let Slurm (sbatch "
@@ -437,6 +450,7 @@ train_config config_of(const command_line& cmd, config_report report) {
   if (cmd.what == command::verify) {
     report.config.checkpoint = {};
     report.config.train.max_restarts = 0;
+    report.config.train.elastic = false;
   }
   return std::move(report.config);
 }
@@ -500,7 +514,7 @@ int run(int argc, char** argv) {
     return exit_done;
   }
   check_modes(*cmd, modes, environment.has_value());
-  check_restarts(config, environment && !environment->supervised);
+  check_restarts(*cmd, config, environment);
   check_json_file(cmd->verify.json);
   // Our launcher checked this before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0

@@ -155,6 +155,8 @@ struct train_loop_config {
   std::string on_nonfinite = "stop";
   /// How often the launcher starts the ranks again.
   uint64_t max_restarts = 0;
+  /// Whether replicas that are left go on without a machine that is lost.
+  bool elastic = false;
 };
 
 /// Table [checkpoint].

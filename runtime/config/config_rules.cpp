@@ -264,6 +264,9 @@ public:
   }
 
   void check_checkpoints() {
+    if (x_.train.elastic && x_.train.max_restarts == 0)
+      add("train.elastic", "has no effect with", "train.max_restarts",
+          "write how often the run may be started again, or leave it out");
     if (!x_.checkpoint.dir.empty())
       return;
     if (x_.train.max_restarts > 0)
@@ -286,6 +289,7 @@ public:
     idle("checkpoint.resume", x.resume == "none");
     idle("checkpoint.on_interrupt", x.on_interrupt != none.on_interrupt);
     idle("checkpoint.signal", x.signal == "SIGUSR2");
+    idle("train.elastic", x_.train.elastic);
   }
 
   void check_replicas() {
@@ -323,8 +327,9 @@ public:
 
   void check_lone_replica() {
     auto& x = x_.smp;
+    // An elastic run may have one replica for a while.
     if (!x.ddp || x.tensor_parallel_degree != 1
-        || ranks_of(x_) != x.pipeline_parallel_degree)
+        || ranks_of(x_) != x.pipeline_parallel_degree || x_.train.elastic)
       return;
     const session_config none;
     auto idle = [&](const char* key, bool given) {

@@ -236,6 +236,12 @@ const std::vector<config_key> run_table = {
               "checkpoint after one of them, or a machine, was lost "
               "(docs/recovery.md)",
    .elsewhere = {"restarts", "max_restart", "max_retries", "restart_limit"}},
+  {.name = "train.elastic",
+   .slot = SMP_SLOT(train.elastic),
+   .meaning = "whether replicas that are left go on without a machine that is "
+              "lost, until it is back; needs `train.max_restarts` and "
+              "`checkpoint.dir` (docs/recovery.md)",
+   .elsewhere = {"elastic_training", "elasticity"}},
   // -- [checkpoint] -----------------------------------------------------------
   {.name = "checkpoint.dir",
    .slot = SMP_SLOT(checkpoint.dir),

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -185,10 +186,39 @@ node_options read_node(uint64_t node, std::vector<uint64_t> shares,
   return result;
 }
 
+namespace {
+
+/// With these codes a launcher has reported the error itself.
+bool is_told(int code) {
+  return code >= 1 && code <= 5;
+}
+
+constexpr std::chrono::seconds beginning{10};
+constexpr std::chrono::milliseconds between{5000};
+
+/// A machine that cannot be reached at first is a mistake, later it is lost.
+auto retries_of(const std::vector<host_share>& hosts) {
+  using clock = std::chrono::steady_clock;
+  return [&hosts, begin = clock::now(),
+          told = std::set<rank_id>{}](rank_id x, const process_end& end) mutable
+         -> std::optional<std::chrono::milliseconds> {
+    if ((end.signal == 0 && (is_told(end.code) || end.code == code_interrupted))
+        || clock::now() - begin < beginning)
+      return std::nullopt;
+    if (told.insert(x).second)
+      print_stderr("smp: machine {}: ssh {}; it is tried again every {} s\n",
+                   hosts.at(x.value).host, end.describe(),
+                   between.count() / 1000);
+    return between;
+  };
+}
+
+} // namespace
+
 int launch_on_hosts(const std::vector<host_share>& hosts,
                     const std::vector<std::string>& command,
                     const std::string& master,
-                    std::chrono::milliseconds interrupt_grace) {
+                    std::chrono::milliseconds interrupt_grace, bool restarts) {
   std::vector<uint64_t> ranks;
   for (auto& x : hosts)
     ranks.push_back(x.ranks);
@@ -204,9 +234,17 @@ int launch_on_hosts(const std::vector<host_share>& hosts,
                  {"--nodes", std::to_string(hosts.size()), "--node-rank",
                   std::to_string(node), "--master", reached, "--ranks-per-node",
                   fmt::format("{}", fmt::join(ranks, ","))});
-    return std::vector<std::string>{"ssh", "-o", "BatchMode=yes",
-                                    hosts[node].host, remote_command(words)};
+    // A machine that is off does not say that it is gone.
+    return std::vector<std::string>{"ssh",
+                                    "-o",
+                                    "BatchMode=yes",
+                                    "-o",
+                                    "ServerAliveInterval=15",
+                                    hosts[node].host,
+                                    remote_command(words)};
   };
+  if (restarts)
+    options.again_after = retries_of(hosts);
   options.passes_signals = false;
   // The launchers there first end their ranks, and say why.
   options.grace = std::chrono::seconds{8};
@@ -218,8 +256,7 @@ int launch_on_hosts(const std::vector<host_share>& hosts,
     return code_interrupted;
   if (!result.cause)
     return result.code;
-  // With these codes a launcher has reported the error itself.
-  if (result.code >= 1 && result.code <= 5)
+  if (is_told(result.code))
     return result.code;
   if (auto i = result.cause.rank.value; i < hosts.size())
     print_stderr("smp: machine {}: ssh {}\n", hosts[i].host, result.cause.text);

@@ -42,10 +42,12 @@ node_options read_node(uint64_t node, std::vector<uint64_t> shares,
 /// appears on this console.
 /// @param master "HOST:PORT"; empty: the first host and port 29400
 /// @param interrupt_grace of those launchers, see `launch_options`
+/// @param restarts whether they start the run again, so that one that is lost,
+///        with its machine, may come back: ssh is tried again every 5 s
 /// @returns the exit code of the launcher that is the cause
 int launch_on_hosts(const std::vector<host_share>& hosts,
                     const std::vector<std::string>& command,
                     const std::string& master,
-                    std::chrono::milliseconds interrupt_grace);
+                    std::chrono::milliseconds interrupt_grace, bool restarts);
 
 } // namespace smp

@@ -1,15 +1,20 @@
 #include "runtime/launch/launch_place.hpp"
 
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
+#include "runtime/process/control_group.hpp"
 #include "runtime/process/shared_flights.hpp"
 #include "transport/network/addresses.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
 #include <numeric>
 #include <utility>
 
@@ -40,49 +45,66 @@ ask_first(const launch_options& x, const network_choice& network,
 } // namespace
 
 std::string to_text(const attempt_note& x) {
-  return fmt::format("{} {} {}", x.restarts, x.newest ? 1 : 0, x.log_dir);
+  return fmt::format("{} {} {} {}", x.restarts, x.newest ? 1 : 0,
+                     fmt::join(x.shares, ","), x.log_dir);
 }
 
 attempt_note attempt_note_from(const std::string& text) {
   attempt_note result;
-  auto* end = text.data() + text.size();
-  auto [at, problem] = std::from_chars(text.data(), end, result.restarts);
-  if (problem != std::errc{} || end - at < 3 || at[0] != ' ' || at[2] != ' '
-      || (at[1] != '0' && at[1] != '1'))
-    throw config_error(
-      "the first machine does not say which attempt at the run this is: all "
-      "machines need the same version of the program");
-  result.newest = at[1] == '1';
-  result.log_dir.assign(at + 3, end);
+  auto* at = text.data();
+  auto* end = at + text.size();
+  auto number = [&](char after) {
+    uint64_t read = 0;
+    auto [next, problem] = std::from_chars(at, end, read);
+    if (problem != std::errc{} || next == end || *next != after)
+      throw config_error(
+        "the first machine does not say which attempt at the run this is: all "
+        "machines need the same version of the program");
+    at = next + 1;
+    return read;
+  };
+  result.restarts = number(' ');
+  result.newest = number(' ') == 1;
+  auto is_last = [&] {
+    return std::find(at, end, ' ') < std::find(at, end, ',');
+  };
+  while (!is_last())
+    result.shares.push_back(number(','));
+  result.shares.push_back(number(' '));
+  result.log_dir.assign(at, end);
   return result;
 }
+
+namespace {
+
+/// @throws error (config) if other machines cannot reach the first one
+network_choice network_of(const launch_options& x) {
+  if (x.nodes.ranks_of.empty())
+    return {};
+  rank_environment env;
+  env.rank = x.nodes.node; // only who is the first counts
+  env.world_size = x.ranks;
+  env.rendezvous_address = x.nodes.master;
+  env.rendezvous_port = x.nodes.port;
+  env.supervised = true;
+  auto result = choose_network(env, x.session);
+  if (!result.line)
+    throw config_error(x.nodes.master
+                       + " is loopback: other machines do not reach it");
+  return result;
+}
+
+} // namespace
 
 std::optional<launch_place>
 find_place(const launch_options& x, attempt_note note,
            const std::optional<repeated_question>& again) {
   launch_place result;
-  result.ranks = x.ranks;
-  result.note = std::move(note);
+  result.machine = x.nodes.node;
+  result.network = network_of(x);
   result.progress = progress_descriptor();
   result.secret = run_secret::make();
-  auto& nodes = x.nodes;
-  if (!nodes.ranks_of.empty()) {
-    auto mine = nodes.ranks_of.begin()
-                + static_cast<std::ptrdiff_t>(nodes.node);
-    result.first_rank = std::accumulate(nodes.ranks_of.begin(), mine,
-                                        uint64_t{0});
-    result.ranks = *mine;
-    rank_environment env;
-    env.rank = result.first_rank;
-    env.world_size = x.ranks;
-    env.rendezvous_address = nodes.master;
-    env.rendezvous_port = nodes.port;
-    env.supervised = true;
-    result.network = choose_network(env, x.session);
-    if (!result.network.line)
-      throw config_error(nodes.master
-                         + " is loopback: other machines do not reach it");
-  }
+  result.note = std::move(note);
   if (!result.first()) {
     auto told = ask_first(x, result.network, again);
     if (!told)
@@ -93,6 +115,15 @@ find_place(const launch_options& x, attempt_note note,
     if (!log_dir.empty())
       result.note.log_dir = std::move(log_dir);
   }
+  auto& shares = result.note.shares;
+  if (result.machine >= shares.size())
+    throw config_error(fmt::format(
+      "--nodes: the first machine has {} of them, here it is {} and more",
+      shares.size(), result.machine));
+  auto mine = shares.begin() + static_cast<std::ptrdiff_t>(result.machine);
+  result.ranks = *mine;
+  result.first_rank = std::accumulate(shares.begin(), mine, uint64_t{0});
+  result.world_size = std::accumulate(mine, shares.end(), result.first_rank);
   result.run_id = run_id_of(result.secret);
   result.flights = flight_descriptor(result.ranks);
   result.no_shared_memory = no_room_for_shared_memory(shared_memory_folder(),
@@ -113,7 +144,7 @@ launch_place::variables_of(uint64_t rank, const launch_options& x,
       result.emplace(name, value);
   result["SMP_RANK"] = std::to_string(rank);
   result["SMP_LOCAL_RANK"] = std::to_string(rank - first_rank);
-  result["SMP_WORLD_SIZE"] = std::to_string(x.ranks);
+  result["SMP_WORLD_SIZE"] = std::to_string(world_size);
   result["SMP_LOCAL_SIZE"] = std::to_string(ranks);
   result["SMP_RUN_ID"] = run_id;
   result[secret_descriptor_variable] = std::to_string(secret_fd);
@@ -128,6 +159,53 @@ launch_place::variables_of(uint64_t rank, const launch_options& x,
   bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
   result["SMP_TERMINAL"] = terminal ? "1" : "0";
   return result;
+}
+
+namespace {
+
+/// @returns argv of this process
+std::vector<std::string> own_command() {
+  std::ifstream file{"/proc/self/cmdline", std::ios::binary};
+  std::vector<std::string> result;
+  for (std::string x; std::getline(file, x, '\0');)
+    result.push_back(x);
+  return result;
+}
+
+} // namespace
+
+process_group::options launch_place::group_options(const launch_options& x,
+                                                   int secret_fd) const {
+  process_group::options result;
+  result.command = x.command;
+  if (x.command.empty()) {
+    result.command = own_command();
+    result.program = "/proc/self/exe";
+  }
+  result.size = ranks;
+  result.first_rank = first_rank;
+  result.log_dir = log_dir();
+  result.why_killed = [before = read_control_group()] {
+    return why_killed(before, read_control_group());
+  };
+  result.verdict = x.verdict;
+  result.blocked_signal = x.blocked_signal;
+  result.inherited = {secret_fd, progress.get()};
+  if (flights)
+    result.inherited.push_back(flights.get());
+  result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
+  result.grace = x.grace;
+  result.interrupt_grace = x.interrupt_grace;
+  return result;
+}
+
+void launch_place::write_flights() const {
+  if (log_dir().empty())
+    return;
+  auto why = smp::write_flights(log_dir(), flights.get(), rank_id{first_rank},
+                                ranks);
+  if (!why.empty())
+    print_stderr("smp: cannot write what ranks did last: {}\n", why);
 }
 
 } // namespace smp

@@ -4,6 +4,7 @@
 
 #include "runtime/launch/launcher.hpp"
 #include "runtime/launch/network_choice.hpp"
+#include "runtime/launch/process_group.hpp"
 #include "runtime/launch/run_outcome.hpp"
 #include "transport/error.hpp"
 #include "transport/files/file_descriptor.hpp"
@@ -13,12 +14,15 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace smp {
 
 /// What the first launcher tells the others about an attempt.
 struct attempt_note {
   std::string log_dir;
+  /// Number of ranks of each machine, in order; 0: it has to wait.
+  std::vector<uint64_t> shares;
   /// How often the run was started again.
   uint64_t restarts = 0;
   /// See `run_position::newest`.
@@ -33,8 +37,10 @@ attempt_note attempt_note_from(const std::string& text);
 
 /// What the launchers of a run agree on, and the part of this one.
 struct launch_place {
+  uint64_t machine = 0;
   uint64_t first_rank = 0;
-  uint64_t ranks = 1;
+  uint64_t ranks = 1; // of this machine
+  uint64_t world_size = 1;
   run_secret secret;
   std::string run_id;
   attempt_note note;
@@ -47,7 +53,7 @@ struct launch_place {
   std::optional<std::string> no_shared_memory;
 
   bool first() const noexcept {
-    return first_rank == 0;
+    return machine == 0;
   }
 
   /// Empty: there are no logs.
@@ -69,11 +75,18 @@ struct launch_place {
                                                   const launch_options& x,
                                                   int secret_fd,
                                                   uint16_t port) const;
+
+  /// @returns what the processes of this launcher have in common
+  process_group::options group_options(const launch_options& x,
+                                       int secret_fd) const;
+
+  /// For later reading: what the ranks here did last.
+  void write_flights() const;
 };
 
 /// The first launcher makes a secret for each attempt; the others ask it.
-/// @param note of the first launcher; elsewhere only `log_dir`, which the user
-///        may give
+/// @param note of the first launcher; elsewhere only `log_dir` counts, which
+///        the user may give
 /// @param again set where the run may be started again
 /// @returns nothing if `again` gave up
 /// @throws error (config), (rank_down) as `ask_master`

@@ -3,7 +3,6 @@
 #include "actors/cluster/membership.hpp"
 #include "actors/cluster/supervisor_link.hpp"
 #include "actors/inspection/entry_file.hpp"
-#include "runtime/base/json_text.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/files/file_io.hpp"
 #include "runtime/launch/environment.hpp"
@@ -14,16 +13,13 @@
 #include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
-#include "runtime/process/control_group.hpp"
 #include "runtime/process/interruptible_pause.hpp"
 #include "runtime/process/limits.hpp"
 #include "runtime/process/shared_flights.hpp"
 #include "transport/files/file_descriptor.hpp"
 #include "transport/files/run_secret.hpp"
-#include "transport/network/addresses.hpp"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -32,7 +28,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -46,15 +41,6 @@ namespace smp {
 namespace {
 
 constexpr int code_stalled = 4;
-
-/// @returns argv of this process
-std::vector<std::string> own_command() {
-  std::ifstream file{"/proc/self/cmdline", std::ios::binary};
-  std::vector<std::string> result;
-  for (std::string x; std::getline(file, x, '\0');)
-    result.push_back(x);
-  return result;
-}
 
 int exit_code(const process_group::result& x) {
   if (x.interrupted)
@@ -104,35 +90,6 @@ std::string cause_line(const process_group::result& x,
   return result;
 }
 
-/// For later reading: what the ranks here did last.
-void write_flights(const launch_place& place) {
-  if (place.log_dir().empty())
-    return;
-  auto why = write_flights(place.log_dir(), place.flights.get(),
-                           rank_id{place.first_rank}, place.ranks);
-  if (!why.empty())
-    print_stderr("smp: cannot write what ranks did last: {}\n", why);
-}
-
-std::string stall_path(const std::string& log_dir) {
-  return log_dir + "/stall.json";
-}
-
-/// For later reading: what was stalled, and which rank waits for which.
-void write_stall(const stall_report& x, const std::string& log_dir) {
-  nlohmann::json silent = nlohmann::json::array();
-  for (auto rank : x.silent)
-    silent.push_back(rank.value);
-  nlohmann::json result{{"deadlock", x.deadlock},
-                        {"ends", x.ends},
-                        {"text", x.text},
-                        {"waits", x.all},
-                        {"silent", std::move(silent)}};
-  if (x.culprit != no_rank)
-    result["culprit"] = x.culprit.value;
-  std::ofstream{stall_path(log_dir)} << json_text(result, 2) << '\n';
-}
-
 /// Nobody can be asked, but the run is not over.
 inspection_entry entry_without_port() {
   return entry_of_this_process(0, run_secret::make());
@@ -141,31 +98,6 @@ inspection_entry entry_without_port() {
 /// Whether rank 0 can report the stall on the console itself.
 bool tells_stalls(const stall_report& x) {
   return x.ranks_know && (x.silent.empty() || x.silent.front() != rank_id{0});
-}
-
-process_group::options group_options(const launch_options& x,
-                                     const launch_place& place, int secret) {
-  process_group::options result;
-  result.command = x.command;
-  if (x.command.empty()) {
-    result.command = own_command();
-    result.program = "/proc/self/exe";
-  }
-  result.size = place.ranks;
-  result.first_rank = place.first_rank;
-  result.log_dir = place.log_dir();
-  result.why_killed = [before = read_control_group()] {
-    return why_killed(before, read_control_group());
-  };
-  result.verdict = x.verdict;
-  result.blocked_signal = x.blocked_signal;
-  result.inherited = {secret, place.progress.get()};
-  if (place.flights)
-    result.inherited.push_back(place.flights.get());
-  result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
-  result.grace = x.grace;
-  result.interrupt_grace = x.interrupt_grace;
-  return result;
 }
 
 /// Losses of ranks on other machines, except those that ended because of
@@ -214,7 +146,7 @@ supervisor_host::options supervision_of(const launch_options& x,
                                         distant_losses& elsewhere,
                                         std::atomic<bool>& deadlock) {
   supervisor_host::options result;
-  result.world_size = x.ranks;
+  result.world_size = place.world_size;
   result.run_id = place.run_id;
   result.secret = place.secret;
   result.address = place.network.master;
@@ -228,7 +160,7 @@ supervisor_host::options supervision_of(const launch_options& x,
   if (place.network.line)
     result.join_limit = patience_between_machines;
   // A rank that is alone joins nobody, and may run for ever.
-  if (x.ranks == 1)
+  if (place.world_size == 1)
     result.join_limit = std::chrono::hours{24 * 365 * 10};
   result.on_rank_down = [&](const failure& cause) {
     if (!place.has(cause.rank))
@@ -238,8 +170,8 @@ supervisor_host::options supervision_of(const launch_options& x,
   result.stalls = x.stalls;
   result.on_stall = [&](const stall_report& y) {
     if (!place.log_dir().empty())
-      write_stall(y, place.log_dir());
-    write_flights(place);
+      write_stall(place.log_dir(), y);
+    place.write_flights();
     deadlock = y.deadlock;
     if (y.ends)
       group.end({error_code::stalled, no_rank, {}, y.text}, code_stalled);
@@ -250,15 +182,21 @@ supervisor_host::options supervision_of(const launch_options& x,
 }
 
 supervisor_link::options link_of(const launch_options& x,
-                                 const launch_place& place,
-                                 process_group& group) {
+                                 const launch_place& place) {
   supervisor_link::options result;
-  result.machine = x.nodes.node;
+  result.machine = place.machine;
   result.address = place.network.master;
   result.port = x.nodes.port;
   result.line = place.network.line;
   result.secret = place.secret;
   result.limit = patience_between_machines;
+  return result;
+}
+
+supervisor_link::options link_of(const launch_options& x,
+                                 const launch_place& place,
+                                 process_group& group) {
+  auto result = link_of(x, place);
   result.on_end = [&group](const failure& x) { group.end(x, code_stalled); };
   // The ranks hear of it as well, and end by themselves if they can.
   result.on_lost = [&group] {
@@ -286,6 +224,10 @@ struct rank_reports {
   std::function<void(rank_id, bool)> stop;
 };
 
+uint64_t size_of(const std::vector<uint64_t>& shares) {
+  return std::accumulate(shares.begin(), shares.end(), uint64_t{0});
+}
+
 // -- attempts -----------------------------------------------------------------
 
 /// A run, with all attempts at it. The first machine decides whether there is
@@ -294,6 +236,7 @@ class whole_run {
 public:
   explicit whole_run(const launch_options& x)
     : options_(x), policy_(x.restarts.limit) {
+    note_.shares = all_shares();
     if (x.restarts.limit > 0)
       pause_.emplace();
   }
@@ -315,6 +258,21 @@ private:
 
   void attempt();
 
+  /// Waits for an attempt in which this machine has a place.
+  void stand_by();
+
+  /// Number of ranks of each machine, if all are there.
+  std::vector<uint64_t> all_shares() const {
+    auto& result = options_.nodes.ranks_of;
+    return result.empty() ? std::vector{options_.ranks} : result;
+  }
+
+  /// @param here machines whose launchers are there, beside this one
+  std::vector<uint64_t> shares_among(std::vector<uint64_t> here) const {
+    here.push_back(place_.machine);
+    return smp::shares_among(all_shares(), here, options_.restarts.fit);
+  }
+
   /// From now on tools can inspect the run, see docs/inspect.md. Called before
   /// there are logs, so that their readers can know that the run is not over. A
   /// lone rank joins nobody: its session publishes where to ask.
@@ -322,8 +280,8 @@ private:
     auto& dir = options_.log_dir;
     if (dir.empty())
       return;
-    auto where = options_.ranks > 1 ? supervisor.open_inspection()
-                                    : entry_without_port();
+    auto where = place_.world_size > 1 ? supervisor.open_inspection()
+                                       : entry_without_port();
     if (entry_)
       return entry_->replace(where);
     make_run_dir(dir, {});
@@ -336,28 +294,45 @@ private:
   }
 
   /// What follows, while tools can still ask the SUPERVISOR.
+  /// @param returned a machine for which the ranks were interrupted
   void conclude(const process_group::result& x, bool deadlock,
-                supervisor_host& supervisor) {
+                std::optional<uint64_t> returned, supervisor_host& supervisor) {
     reached_ = std::max(reached_, place_.progress_of(0).stage());
     code_ = exit_code(x);
     cause_ = cause_text(x);
-    next_ = decide(x, deadlock);
+    next_ = decide(x, deadlock, returned);
     if (next_.again) {
       if (entry_)
         entry_->replace(entry_without_port());
-      print_stderr(
-        "smp: {}; {} step{} done; restart {} of {} in {} s, from {}\n",
-        cause_line(x, place_), position_.steps,
-        position_.steps == 1 ? " is" : "s are", policy_.restarts(),
-        policy_.limit(), next_.wait / std::chrono::seconds{1},
-        position_.checkpoint.empty() ? "the beginning" : position_.checkpoint);
+      auto when = returned ? std::string{"starts again"}
+                           : fmt::format("restart {} of {} in {} s",
+                                         policy_.restarts(), policy_.limit(),
+                                         next_.wait / std::chrono::seconds{1});
+      print_stderr("smp: {}; {} step{} done; {}, from {}\n",
+                   returned ? cause_ : cause_line(x, place_), position_.steps,
+                   position_.steps == 1 ? " is" : "s are", when,
+                   position_.checkpoint.empty() ? "the beginning"
+                                                : position_.checkpoint);
       next_.again = begins_again();
     } else {
       auto told = x.cause && !x.told_by_rank_0 ? cause_line(x, place_) : "";
       end(std::move(told), next_.why_not);
     }
-    if (policy_.limit() > 0 && place_.ranks < options_.ranks)
-      supervisor.tell_course(next_.again);
+    if (pause_ && options_.nodes.ranks_of.size() > 1) {
+      auto heard = supervisor.tell_course(next_.again);
+      if (next_.again)
+        choose_shares(std::move(heard));
+    }
+  }
+
+  void choose_shares(std::vector<uint64_t> here) {
+    note_.shares = shares_among(std::move(here));
+    auto ranks = size_of(note_.shares);
+    if (ranks < options_.ranks)
+      print_stderr(
+        "smp: goes on with {} of {} ranks until the others are "
+        "back\n",
+        ranks, options_.ranks);
   }
 
   /// What follows on a machine that does not decide.
@@ -386,24 +361,29 @@ private:
 
   /// @returns unknown if the user interrupts, or the wait takes too long
   run_course await_course(const supervisor_link& link) {
-    constexpr std::chrono::milliseconds between{50};
     auto until = std::chrono::steady_clock::now() + patience_between_machines;
     auto course = link.course();
     while (course == run_course::unknown
-           && std::chrono::steady_clock::now() < until && pause_->wait(between))
+           && std::chrono::steady_clock::now() < until
+           && pause_->wait(between_looks))
       course = link.course();
     if (pause_->interrupted())
       code_ = code_interrupted;
     return course;
   }
 
-  restart_decision decide(const process_group::result& x, bool deadlock) {
-    if (policy_.limit() == 0 || !x.cause || x.interrupted)
+  restart_decision decide(const process_group::result& x, bool deadlock,
+                          std::optional<uint64_t> returned) {
+    if (!pause_ || (!returned && (!x.cause || x.interrupted)))
       return {};
     try {
       position_ = options_.restarts.look();
     } catch (const error& e) {
       return {.why_not = fmt::format("not started again: {}", e.what())};
+    }
+    if (returned) {
+      cause_ = fmt::format("machine {} is back", *returned);
+      return {.again = true};
     }
     return policy_.decide({.cause = x.cause,
                            .code = x.code,
@@ -449,6 +429,8 @@ private:
     entry_.reset();
   }
 
+  static constexpr std::chrono::milliseconds between_looks{50};
+
   launch_options options_;
   restart_policy policy_;
   std::optional<interruptible_pause> pause_;
@@ -490,23 +472,42 @@ bool whole_run::enter() {
   place_ = std::move(*next);
   note_ = place_.note;
   if (pause_)
-    options_.command = options_.restarts.command(note_.newest);
+    options_.command = options_.restarts.command(note_.newest,
+                                                 place_.world_size);
   return true;
+}
+
+void whole_run::stand_by() {
+  print_stderr(
+    "smp: the run goes on with {} ranks on other machines, until "
+    "it starts again with this one\n",
+    place_.world_size);
+  actor_host actors;
+  supervisor_link link{actors, link_of(options_, place_)};
+  auto course = link.course();
+  while (course == run_course::unknown && pause_->wait(between_looks))
+    course = link.course();
+  next_ = {.again = !pause_->interrupted() && course != run_course::over};
+  code_ = pause_->interrupted() ? code_interrupted : 0;
+  if (!next_.again)
+    end(pause_->interrupted() ? "interrupted" : "the run is over", {});
 }
 
 void whole_run::attempt() {
   auto& x = options_;
   auto& place = place_;
+  if (place.ranks == 0)
+    return stand_by();
   check_limits(place.ranks);
-  if (x.ranks > 1 && !place.network.line)
+  if (place.world_size > 1 && !place.network.line)
     check_loopback();
   auto begin = std::time(nullptr);
   auto handed_over = secret_descriptor(place.secret);
-  auto options = group_options(x, place, handed_over.get());
+  auto options = place.group_options(x, handed_over.get());
   options.appends_to_logs = place.note.restarts > 0;
   rank_reports reports;
   options.on_quit = [&] {
-    write_flights(place);
+    place.write_flights();
     if (!place.log_dir().empty())
       print_stderr(
         "smp: SIGQUIT: what each rank did last is in {}; "
@@ -520,13 +521,23 @@ void whole_run::attempt() {
   process_group group{std::move(options)};
   distant_losses elsewhere;
   std::atomic<bool> deadlock = false;
+  std::vector<uint64_t> here; // only in `on_launcher`
+  std::atomic<int64_t> returned = -1;
   actor_host actors;
   std::unique_ptr<supervisor_host> supervisor;
   std::unique_ptr<supervisor_link> link;
-  if (place.first())
-    supervisor = std::make_unique<supervisor_host>(
-      actors, supervision_of(x, place, group, elsewhere, deadlock));
-  else
+  if (place.first()) {
+    auto boss = supervision_of(x, place, group, elsewhere, deadlock);
+    boss.on_launcher = [&](uint64_t machine) {
+      here.push_back(machine);
+      if (size_of(shares_among(here)) <= place_.world_size || returned >= 0)
+        return;
+      returned = static_cast<int64_t>(machine);
+      group.interrupt(fmt::format(
+        "machine {} is back: saving, to start again with it", machine));
+    };
+    supervisor = std::make_unique<supervisor_host>(actors, std::move(boss));
+  } else
     link = std::make_unique<supervisor_link>(actors, link_of(x, place, group));
   if (supervisor)
     reports.go_to(*supervisor);
@@ -539,18 +550,21 @@ void whole_run::attempt() {
     return place.variables_of(rank, x, handed_over.get(), port);
   });
   auto result = group.run();
-  if (place.first() && place.ranks < x.ranks)
+  std::optional<uint64_t> back;
+  if (result.interrupted && returned >= 0)
+    back = static_cast<uint64_t>(returned.load());
+  if (place.first() && place.ranks < place.world_size)
     find_first_cause(result, place, elsewhere);
   place_early_end(result, place);
   if (result.cause || result.interrupted)
     remove_dead_segments(shared_memory_folder(), begin);
   if (result.cause)
-    write_flights(place);
+    place.write_flights();
   if (!place.log_dir().empty())
     for (auto pid : group.pids())
       remove_leftovers(place.log_dir(), pid);
   if (supervisor)
-    conclude(result, deadlock, *supervisor);
+    conclude(result, deadlock, back, *supervisor);
   else
     follow(result, *link);
 }

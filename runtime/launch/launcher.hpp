@@ -37,9 +37,13 @@ struct restart_options {
   std::function<run_position()> look;
   /// Called there before each restart, to keep it on record.
   std::function<void(const restart_note&)> record;
+  /// Set where a run over several machines goes on without those that are lost,
+  /// and starts again when one is back.
+  rank_limit fit = nullptr;
   /// @param newest see `run_position::newest`
-  /// @returns what each rank runs in the next attempt
-  std::function<std::vector<std::string>(bool newest)> command;
+  /// @param ranks of the whole run
+  /// @returns what each rank of this machine runs in the next attempt
+  std::function<std::vector<std::string>(bool newest, uint64_t ranks)> command;
 };
 
 struct launch_options {

@@ -61,8 +61,8 @@ process_group::~process_group() {
 // -- starting -----------------------------------------------------------------
 
 void process_group::start(
-  const std::function<std::map<std::string, std::string>(uint64_t)>&
-    environment) {
+  std::function<std::map<std::string, std::string>(uint64_t)> environment) {
+  environment_ = std::move(environment);
   if (!options_.log_dir.empty()) {
     std::error_code problem;
     std::filesystem::create_directories(options_.log_dir, problem);
@@ -78,22 +78,19 @@ void process_group::start(
     words_out_.reset(ends[0]);
     words_in_.reset(ends[1]);
   }
-  for (uint64_t i = 0; i < options_.size; ++i) {
-    auto rank = options_.first_rank + i;
-    start_rank(rank, environment(rank));
-  }
+  for (uint64_t i = 0; i < options_.size; ++i)
+    children_.push_back(start_rank(options_.first_rank + i));
   if (console_)
     console_->close_writers();
 }
 
-void process_group::start_rank(uint64_t rank,
-                               std::map<std::string, std::string> variables) {
+process_group::child process_group::start_rank(uint64_t rank) {
   const bool has_logs = !options_.log_dir.empty();
   spawn_options x;
   x.arguments = options_.command_of ? options_.command_of(rank)
                                     : options_.command;
   x.program = options_.program.empty() ? x.arguments.at(0) : options_.program;
-  x.environment = std::move(variables);
+  x.environment = environment_(rank);
   x.kept = options_.inherited;
   x.blocked = options_.blocked_signal;
   if (words_in_) {
@@ -117,11 +114,24 @@ void process_group::start_rank(uint64_t rank,
                                                   path, std::strerror(errno))};
     x.out = x.err = log.get();
   }
-  auto pid = spawn(x);
-  auto& process = children_.emplace_back();
-  process.pid = pid;
+  child result;
+  result.pid = spawn(x);
   if (options_.appends_to_logs && !missing)
-    process.log_begin = static_cast<std::streamoff>(before);
+    result.log_begin = static_cast<std::streamoff>(before);
+  return result;
+}
+
+void process_group::start_again_later(rank_id x,
+                                      std::chrono::milliseconds wait) {
+  auto& timer = again_timers_.try_emplace(x, io_).first->second;
+  timer.expires_after(wait);
+  timer.async_wait([this, x](boost::system::error_code problem) {
+    if (problem || finished_)
+      return;
+    auto& process = *find(x);
+    reap_group(process.pid);
+    process = start_rank(x.value);
+  });
 }
 
 std::string process_group::log_path(uint64_t rank) const {
@@ -215,6 +225,15 @@ void process_group::end_later(failure x, int code,
   });
 }
 
+void process_group::interrupt(std::string why) {
+  boost::asio::post(io_, [this, why = std::move(why)] {
+    if (interrupted_ || ending_ || all_gone())
+      return;
+    print_stderr("smp: {}\n", why);
+    interrupt_all();
+  });
+}
+
 void process_group::await_output_end() {
   ::signal(SIGPIPE, SIG_IGN);
   boost::system::error_code problem;
@@ -289,6 +308,7 @@ void process_group::finish() {
   kill_timer_.cancel();
   late_timer_.cancel();
   second_hand_timer_.cancel();
+  again_timers_.clear();
   if (output_.is_open())
     output_.close();
   if (!may_have_left_early())
@@ -333,6 +353,9 @@ void process_group::on_end(rank_id rank, const process_end& x) {
     options_.on_result({error_code::rank_down, rank, {}, early_text(x)});
   if (clean || signalled_)
     return;
+  if (options_.again_after && !ending_ && !interrupted_)
+    if (auto wait = options_.again_after(rank, x))
+      return start_again_later(rank, *wait);
   auto strength = x.code != code_rank_failed ? evidence::direct
                   : find(rank)->heard        ? evidence::heard
                                              : evidence::indirect;
@@ -416,6 +439,7 @@ void process_group::await_causes(int delays) {
 }
 
 void process_group::end_all() {
+  again_timers_.clear();
   if (std::exchange(ending_, true) || all_gone())
     return;
   // First, the ranks get time to end by themselves and say why.
@@ -429,10 +453,15 @@ void process_group::on_interrupt() {
     interrupted_ = true;
     return;
   }
-  interrupted_ = true;
   // A terminal has just shown "^C".
   print_stderr("{}smp: interrupted; ending cleanly (again: at once)\n",
                ::isatty(STDERR_FILENO) == 1 ? "\n" : "");
+  interrupt_all();
+}
+
+void process_group::interrupt_all() {
+  interrupted_ = true;
+  again_timers_.clear();
   for (auto& x : children_)
     if (!x.end)
       ::kill(x.pid, SIGINT);

@@ -83,6 +83,11 @@ public:
     std::function<std::string()> why_killed;
     /// Called in `run` at SIGQUIT (Ctrl-\): after it, the run goes on.
     std::function<void()> on_quit = [] {};
+    /// How long after its failure a process is started again in its place, if
+    /// it is; called in `run`. Not set: each failure ends all.
+    std::function<std::optional<std::chrono::milliseconds>(rank_id,
+                                                           const process_end&)>
+      again_after;
     /// Called in `run` when a signal stops or continues a process.
     std::function<void(rank_id, bool stopped)> on_stop;
   };
@@ -110,8 +115,8 @@ public:
 
   /// Starts all processes. `environment` gives the variables of a rank.
   /// @throws error (config) if the command or the logs do not work
-  void start(const std::function<std::map<std::string, std::string>(uint64_t)>&
-               environment);
+  void start(
+    std::function<std::map<std::string, std::string>(uint64_t)> environment);
 
   /// @returns when all processes are gone.
   result run();
@@ -126,6 +131,10 @@ public:
 
   /// Same after `wait`, unless all are gone by then. Any thread.
   void end_later(failure x, int code, std::chrono::milliseconds wait);
+
+  /// Interrupts all processes, as the user would. Any thread.
+  /// @param why is printed
+  void interrupt(std::string why);
 
   /// Process numbers by rank, as of `start`.
   std::vector<pid_t> pids() const;
@@ -154,11 +163,13 @@ private:
   /// @returns the process of that rank; null if it is not here
   child* find(rank_id x);
   const child* find(rank_id x) const;
-  void start_rank(uint64_t rank, std::map<std::string, std::string> variables);
+  child start_rank(uint64_t rank);
+  void start_again_later(rank_id x, std::chrono::milliseconds wait);
   void await_signal();
   void await_output_end();
   void on_signal(int number);
   void on_interrupt();
+  void interrupt_all();
   void pass_on(int number);
   void reap_all();
   void look_for_stops();
@@ -198,6 +209,8 @@ private:
   boost::asio::steady_timer second_hand_timer_{io_};
   boost::asio::steady_timer report_timer_{io_};
   boost::asio::posix::stream_descriptor output_{io_};
+  /// Of processes that are started again.
+  std::map<rank_id, boost::asio::steady_timer> again_timers_;
   /// Whether this process was a subreaper of orphans before.
   int adopted_ = 0;
   std::unique_ptr<output_tee> console_;
@@ -205,6 +218,7 @@ private:
   /// cannot be written.
   file_descriptor words_out_;
   file_descriptor words_in_;
+  std::function<std::map<std::string, std::string>(uint64_t)> environment_;
   std::vector<child> children_;
   bool interrupted_ = false;
   /// The first failure came, or an interrupt took too long.

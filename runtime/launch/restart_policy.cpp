@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 namespace smp {
 
@@ -53,6 +54,25 @@ restart_decision restart_policy::decide(const attempt_end& x) {
   ++restarts_;
   wait_ = std::clamp(2 * wait_, first_wait, longest_wait);
   return {.again = true, .wait = wait_};
+}
+
+std::vector<uint64_t> shares_among(const std::vector<uint64_t>& all,
+                                   const std::vector<uint64_t>& here,
+                                   const rank_limit& fit) {
+  std::vector<uint64_t> result(all.size(), 0);
+  uint64_t present = 0;
+  for (auto x : std::set(here.begin(), here.end()))
+    present += result.at(x) = all.at(x);
+  if (!fit || result == all)
+    return all;
+  auto left = fit(present);
+  if (left == 0)
+    return all;
+  for (auto& x : result) {
+    x = std::min(x, left);
+    left -= x;
+  }
+  return result;
 }
 
 } // namespace smp

@@ -7,8 +7,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -74,6 +76,21 @@ private:
   /// Failures since the furthest step was reached, by steps done.
   std::map<uint64_t, series> failures_;
 };
+
+// -- several machines ---------------------------------------------------------
+
+/// @returns the largest number of ranks, at most `x`, with which a run can go
+/// on; 0: with none
+using rank_limit = std::function<uint64_t(uint64_t x)>;
+
+/// @param all number of ranks of each machine, in order
+/// @param here those that are there
+/// @param fit not set: the run needs all its ranks
+/// @returns number of ranks of each machine in the next attempt: of those that
+/// are there, the first ones count; if they are too few, `all`
+std::vector<uint64_t> shares_among(const std::vector<uint64_t>& all,
+                                   const std::vector<uint64_t>& here,
+                                   const rank_limit& fit);
 
 // -- what the launcher and the program tell each other ------------------------
 

@@ -93,6 +93,24 @@ void write_run_outcome(const std::string& run_dir, const run_outcome& x) {
   std::ofstream{end_path(run_dir)} << json_text(end, 2) << '\n';
 }
 
+std::string stall_path(const std::string& run_dir) {
+  return run_dir + "/stall.json";
+}
+
+void write_stall(const std::string& run_dir, const stall_report& x) {
+  nlohmann::json silent = nlohmann::json::array();
+  for (auto rank : x.silent)
+    silent.push_back(rank.value);
+  nlohmann::json result{{"deadlock", x.deadlock},
+                        {"ends", x.ends},
+                        {"text", x.text},
+                        {"waits", x.all},
+                        {"silent", std::move(silent)}};
+  if (x.culprit != no_rank)
+    result["culprit"] = x.culprit.value;
+  std::ofstream{stall_path(run_dir)} << json_text(result, 2) << '\n';
+}
+
 std::optional<run_outcome> read_run_outcome(const std::string& run_dir) {
   auto text = try_read(end_path(run_dir));
   if (!text)

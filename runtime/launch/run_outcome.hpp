@@ -3,6 +3,7 @@
 // How far a run came and how it ended: what our launcher knows, and writes to
 // the run directory.
 
+#include "actors/stalls/stall_judge.hpp"
 #include "transport/files/file_descriptor.hpp"
 
 #include <cstdint>
@@ -81,6 +82,12 @@ struct run_outcome {
 std::string end_path(const std::string& run_dir);
 
 void write_run_outcome(const std::string& run_dir, const run_outcome& x);
+
+/// @returns RUN_DIR/stall.json
+std::string stall_path(const std::string& run_dir);
+
+/// For later reading: what was stalled last, and which rank waited for which.
+void write_stall(const std::string& run_dir, const stall_report& x);
 
 /// @returns nothing if no launcher of ours has left one there
 std::optional<run_outcome> read_run_outcome(const std::string& run_dir);

@@ -127,6 +127,18 @@ TEST_CASE_METHOD(restarted_run,
   const std::vector<row> rows{
     {{"--smp.manual_partition={\"no.such\" = 1}"}, 2, "no.such"},
     {{"--optimizer.lr=1e30"}, 5, "the loss is nan"},
+    {{"--train.elastic=true"},
+     2,
+     "train.elastic is for runs over several machines (--nodes, --hosts)"},
+    {{"--train.elastic=true", "--nodes=2", "--node-rank=0", "--master=a:29400"},
+     2,
+     "train.elastic = true, but the run cannot do with fewer ranks: one "
+     "replica needs 2 of them"},
+    {{"--train.elastic=true", "--nodes=2", "--node-rank=0", "--master=a:29400",
+      "--smp.ddp=true", "--ranks=4", "--smp.pipeline=simple",
+      "--smp.active_microbatches=4"},
+     2,
+     "fewer ranks: with 2, "},
     {{"--ranks=2"},
      2,
      "train.max_restarts = 3 is for ranks that smp-train itself starts; leave "

@@ -5,9 +5,16 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/runs/machine_runs.hpp"
+#include "tests/support/runs/processes.hpp"
+
+#include <fmt/format.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,13 +24,20 @@ using namespace std::chrono_literals;
 
 namespace {
 
+pid_t parent_of(pid_t x) {
+  const std::string before = "PPid:\t";
+  auto text = content_of(fmt::format("/proc/{}/status", x));
+  return std::stoi(text.substr(text.find(before) + before.size()));
+}
+
 struct restarted_machines : launchers {
   static std::vector<std::string> words(const std::string& run_dir,
-                                        const std::string& checkpoints) {
+                                        const std::string& checkpoints,
+                                        int steps = 24) {
     return {"tiny.toml",
             "--run-dir",
             run_dir,
-            "--train.steps=24",
+            fmt::format("--train.steps={}", steps),
             "--train.save_model=true",
             "--train.max_restarts=5",
             "--smp.deterministic_server=true",
@@ -132,4 +146,105 @@ TEST_CASE_METHOD(restarted_machines,
   }
   for (size_t i : {0, 1})
     CHECK(on.empty_within(i, 10s));
+}
+
+// -- elastic ------------------------------------------------------------------
+
+namespace {
+
+struct elastic_machines : restarted_machines {
+  /// Two replicas of two stages, one on each machine.
+  static std::vector<std::string>
+  elastic_words(const std::string& run_dir,
+                std::vector<std::string> more = {}) {
+    auto result = words(run_dir, run_dir + "-checkpoints", 40);
+    result.insert(result.end(),
+                  {"--smp.ddp=true", "--smp.pipeline_parallel_degree=2",
+                   "--train.elastic=true"});
+    result.insert(result.end(), more.begin(), more.end());
+    return result;
+  }
+
+  /// Which ranks add the samples of a step changes only how sums are rounded.
+  void check_same_losses(const std::string& run_dir,
+                         const std::string& other) const {
+    std::map<uint64_t, double> expected, found;
+    for (auto& x : metrics(other))
+      expected[x["step"]] = x["loss"];
+    for (auto& x : metrics(run_dir))
+      if (x.contains("step"))
+        found[x["step"]] = x["loss"];
+    REQUIRE(found.size() == expected.size());
+    for (auto& [step, loss] : expected) {
+      INFO("step " << step);
+      CHECK(found[step] == Catch::Approx(loss).epsilon(1e-4));
+    }
+  }
+};
+
+} // namespace
+
+TEST_CASE_METHOD(elastic_machines,
+                 "replicas that are left go on without a machine, and with it "
+                 "when it is back",
+                 "[apps][machines][restarts]") {
+  const auto sharded = GENERATE(false, true);
+  std::vector<std::string> more;
+  if (sharded)
+    more.insert(more.end(),
+                {"--smp.shard_optimizer_state=true", "--optimizer.type=adamw"});
+  start_launchers(elastic_words("whole", more));
+  auto unharmed = join_all();
+  INFO(output(0));
+  REQUIRE(unharmed == std::vector{0, 0});
+  running.clear();
+  start_launchers(elastic_words("run", more));
+  await_step(6);
+  running[1]->signal(SIGKILL);
+  running[1]->join();
+  REQUIRE(running[0]->wait_for(
+    "smp: goes on with 2 of 4 ranks until the others are back\n"));
+  await_step(14);
+  running[1] = start_launcher(1, elastic_words("run", more));
+  auto codes = join_all();
+  INFO(output(0) << output(1));
+  REQUIRE(codes == std::vector{0, 0});
+  CHECK_THAT(output(0), ContainsSubstring("smp: machine 1 is back: saving, to "
+                                          "start again with it\n")
+                          && ContainsSubstring("done; starts again, from "));
+  check_same_losses("run", "whole");
+  for (size_t i : {0, 1})
+    CHECK(on.empty_within(i, 10s));
+}
+
+TEST_CASE_METHOD(restarted_machines,
+                 "ssh is tried again on a machine that was lost",
+                 "[apps][machines][restarts]") {
+  auto ssh = write("bin/ssh", on.stand_in_for_ssh());
+  std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
+  std::vector<std::string> words{
+    "tiny.toml", "--ranks", "4",         "--hosts", "ma:2,mb:2",
+    "--keys",    "keys",    "--run-dir", "run",     "--train.steps=1000000"};
+  words.insert(words.end(),
+               {"--train.max_restarts=5", "--checkpoint.interval=50",
+                "--checkpoint.dir=checkpoints"});
+  auto run = start(
+    words, {{"PATH", (path / "bin").string() + ':' + std::getenv("PATH")}});
+  auto begin = std::chrono::steady_clock::now();
+  REQUIRE(run.wait_for("checkpoint at step 50"));
+  // What cannot be reached at first is a mistake.
+  while (std::chrono::steady_clock::now() - begin < 11s)
+    run.wait_for("\1", 100ms);
+  REQUIRE(::kill(parent_of(process_of(3)), SIGKILL) == 0);
+  REQUIRE(run.wait_for("smp: machine mb: ssh "));
+  REQUIRE(run.wait_for("; it is tried again every 5 s\n"));
+  REQUIRE(run.wait_for("restart 1 of 5 in 1 s, from "));
+  auto at = steps_done("run");
+  while (steps_done("run") < at + 10)
+    if (!run.wait_for("\1", 10ms) && ended_within(run.pid(), 0ms))
+      FAIL(run.output());
+  run.signal(SIGINT);
+  CHECK(run.join() == 130);
+  for (size_t i : {0, 1})
+    CHECK(on.empty_within(i, 60s));
 }

@@ -125,6 +125,15 @@ std::vector<broken> of_checkpoints() {
      and_also("[checkpoint]\nsignal = \"SIGUSR2\""),
      "run.toml:17: ",
      {"checkpoint.signal = \"SIGUSR2\" has no effect without"}},
+    {"going on with fewer replicas from nowhere",
+     and_also("elastic = true\nmax_restarts = 1"),
+     "run.toml:16: ",
+     {"train.elastic = true has no effect without checkpoint.dir"}},
+    {"going on with fewer replicas, never",
+     and_also("elastic = true\n[checkpoint]\ndir = \"x\""),
+     "run.toml:16: ",
+     {"train.elastic = true has no effect with train.max_restarts = 0",
+      "write how often the run may be started again"}},
   };
 }
 

@@ -31,7 +31,7 @@ struct stand_in : scratch_dir {
     auto file = write("ssh",
                       "#!/bin/sh\n"
                       "[ \"$1 $2\" = '-o BatchMode=yes' ] || exit 99\n"
-                      "HOST=$3 exec sh -c \"$4\"\n");
+                      "HOST=$5 exec sh -c \"$6\"\n");
     std::filesystem::permissions(file, std::filesystem::perms::owner_all);
     ::setenv("PATH", (path.string() + ':' + before).c_str(), 1);
     ::setenv("DIR", path.c_str(), 1);
@@ -127,7 +127,7 @@ TEST_CASE_METHOD(stand_in, "each host runs the command as one of several",
   auto code = launch_on_hosts(
     {{"a", 2}, {"me@b", 1}},
     {"sh", "-c", "echo $HOST \"$@\" > $DIR/$HOST", "it's", "two words"}, "",
-    patience);
+    patience, false);
   CHECK(code == 0);
   auto said = [](const std::string& node) {
     return "two words --nodes 2 --node-rank " + node
@@ -141,7 +141,7 @@ TEST_CASE_METHOD(stand_in, "the address of the first host is told in brackets",
                  "[runtime][launch]") {
   auto code = launch_on_hosts({{"me@fd77::1", 1}, {"b", 1}},
                               {"sh", "-c", "echo \"$5 $6\" > $DIR/$HOST", "sh"},
-                              "", patience);
+                              "", patience, false);
   CHECK(code == 0);
   CHECK(read("b") == "--master [fd77::1]:29400\n");
 }
@@ -150,7 +150,7 @@ TEST_CASE_METHOD(stand_in, "the first failure of a host is the code of all",
                  "[runtime][launch]") {
   auto run = [](const std::string& script) {
     return launch_on_hosts({{"a", 1}, {"b", 1}}, {"sh", "-c", script}, "a:1",
-                           patience);
+                           patience, false);
   };
   CHECK(run("[ $HOST = a ] || exit 5; exec tail -f /dev/null") == 5);
   // Not one of ours: ssh, or what it should have started.

@@ -75,6 +75,25 @@ public:
 
 // -- ends ---------------------------------------------------------------------
 
+TEST_CASE("a process that failed may be started again in its place",
+          "[runtime][launch]") {
+  // For good, or until the others have ended, or all are interrupted.
+  shell_run x{
+    "[ $R = 0 ] && { while [ ! -e $DIR/end ]; do sleep 0.01; done; "
+    "exit 0; }; [ -e $DIR/2 ] && { touch $DIR/end; exit 0; }; "
+    "[ -e $DIR/1 ] && touch $DIR/2; touch $DIR/1; exit 9"};
+  auto wait = GENERATE(0ms, 1h);
+  x.options.again_after = [&](rank_id y, const process_end& end) {
+    CHECK((y == rank_id{1} && end.code == 9));
+    if (wait > 0ms)
+      x.dir.write("end", "");
+    return std::optional{std::chrono::milliseconds{wait}};
+  };
+  auto result = x.run();
+  CHECK(!result.cause);
+  CHECK(result.code == 0);
+}
+
 TEST_CASE("processes that all end well leave no cause", "[runtime][launch]") {
   shell_run x{"echo rank $R", 3};
   auto result = x.run();

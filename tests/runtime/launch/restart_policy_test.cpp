@@ -2,6 +2,9 @@
 
 #include "runtime/launch/restart_policy.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <string>
 #include <vector>
 
@@ -122,4 +125,30 @@ TEST_CASE("a run is started again as often as it may be",
   auto end = x.decide(after(3));
   CHECK_FALSE(end.again);
   CHECK_THAT(end.why_not, ContainsSubstring("2 of 2 restarts are made"));
+}
+
+TEST_CASE("machines that are left share the ranks that the run can use",
+          "[launch][restarts]") {
+  // Whole replicas of two ranks, never six.
+  const rank_limit pairs = [](uint64_t x) { return x == 6 ? 4 : x - x % 2; };
+  using numbers = std::vector<uint64_t>;
+  struct row {
+    numbers all, here, shares;
+  };
+  const std::vector<row> rows{
+    {{2, 2}, {0, 1}, {2, 2}},
+    {{2, 2}, {1, 0}, {2, 2}},
+    {{2, 2}, {0}, {2, 0}},
+    {{1, 1}, {0}, {1, 1}}, // no replica is left: waits for the other one
+    {{1, 1, 1}, {0, 2}, {1, 0, 1}},
+    {{1, 1, 1, 1}, {0, 1, 3}, {1, 1, 0, 0}}, // one has nothing to do
+    {{3, 1, 4}, {0, 1}, {3, 1, 0}},
+    {{3, 3, 2}, {0, 1}, {3, 1, 0}},
+  };
+  for (auto& x : rows) {
+    INFO(
+      fmt::format("{} of {}", fmt::join(x.here, ","), fmt::join(x.all, ",")));
+    CHECK(shares_among(x.all, x.here, pairs) == x.shares);
+    CHECK(shares_among(x.all, x.here, nullptr) == x.all);
+  }
 }
