@@ -159,7 +159,7 @@ void console::on_checkpoint(uint64_t step, const saved_checkpoint& x) {
   if (quiet())
     return;
   clear_line();
-  print_stderr("{:>11}  checkpoint at step {}, {} in {}\n",
+  print_stderr("{:>11}  checkpoint at step {}, {}; steps waited {}\n",
                fmt::format("{}/{}", step, config_.train.steps), step,
                bytes_text(x.bytes), duration_text(x.seconds));
 }

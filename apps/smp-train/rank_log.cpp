@@ -61,8 +61,8 @@ void rank_log::on_evaluation(uint64_t step, double loss) {
 }
 
 void rank_log::on_checkpoint(uint64_t step, const saved_checkpoint& x) {
-  info(fmt::format("checkpoint at step {}: {}, {} in {}", step, x.folder,
-                   bytes_text(x.bytes), duration_text(x.seconds)));
+  info(fmt::format("checkpoint at step {}: {}, {}; steps waited {}", step,
+                   x.folder, bytes_text(x.bytes), duration_text(x.seconds)));
 }
 
 } // namespace smp::app

@@ -57,8 +57,7 @@ std::vector<run_event> events_of(const line_json& x, const step_point& point) {
       {fmt::format("step {}", point.step), std::move(text), bad});
   };
   if (auto seconds = number_in(x, "checkpoint_seconds"); seconds > 0)
-    add(fmt::format("a checkpoint before this step took {}",
-                    duration_text(seconds)));
+    add(fmt::format("a checkpoint held it up for {}", duration_text(seconds)));
   if (auto why = text_in(x, "skipped"); !why.empty())
     add("updated nothing: " + why, true);
   else if (is_null(x, "loss") || is_null(x, "grad_norm"))

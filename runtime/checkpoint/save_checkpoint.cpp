@@ -1,241 +1,64 @@
 #include "partition/rank_layout.hpp"
 #include "runtime/checkpoint/checkpoint.hpp"
-#include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "runtime/checkpoint/checkpoint_lock.hpp"
 #include "runtime/checkpoint/checkpoint_parts.hpp"
-#include "runtime/checkpoint/checksum.hpp"
+#include "runtime/checkpoint/checkpoint_writer.hpp"
+#include "runtime/checkpoint/pending_checkpoint.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/collectives/agreement.hpp"
-#include "runtime/files/file_io.hpp"
 #include "runtime/optimizer/loss_scaler.hpp"
 #include "runtime/optimizer/optimizer_state.hpp"
-#include "runtime/process/limits.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/step/model_state.hpp"
 #include "tp/distributed_module.hpp"
-#include "transport/bytes.hpp"
 
 #include <torch/optim/optimizer.h>
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <optional>
+#include <memory>
 #include <utility>
 #include <variant>
 #include <vector>
 
 namespace smp {
 
-/// What a rank wrote.
-struct checkpoint_part {
-  std::vector<saved_file> files;
-  std::vector<saved_tensor> tensors;
-  std::vector<group_member> members;
-};
-
-template <class Inspector>
-bool inspect(Inspector& f, checkpoint_part& x) {
-  return f.object(x).fields(f.field("files", x.files),
-                            f.field("tensors", x.tensors),
-                            f.field("members", x.members));
-}
-
 namespace {
 
-constexpr const char* part_name = "smp.checkpoint.part";
+using clock = std::chrono::steady_clock;
 
-using part_or_failure = std::variant<checkpoint_part, failure>;
-
-/// One checkpoint, as one rank sees it being written.
-class checkpoint_save {
+/// What one rank saves.
+class checkpoint_source {
 public:
-  checkpoint_save(const distributed_model_base& model,
-                  const std::vector<distributed_optimizer*>& optimizers)
+  checkpoint_source(const distributed_model_base& model,
+                    const std::vector<distributed_optimizer*>& optimizers)
     : model_(model),
       optimizers_(optimizers),
       rank_(session::current().internals()) {
     // nop
   }
 
-  saved_checkpoint run(const std::string& dir, uint64_t step,
-                       const checkpoint_options& x) {
-    // Used by rank 0 only; the others get the folder.
-    checkpoint_place place;
-    auto folder = agree_everywhere(rank_, "smp.checkpoint.begin", [&] {
-      lock_checkpoints(dir, model_.state());
-      refuse_newer(dir, step);
-      place = begin_checkpoint(dir, step);
-      return place.folder;
-    });
-    auto mine = try_write(folder);
-    if (rank_.self() != first())
-      rank_.exchange().send(first(), part_name, to_payload(mine));
-    auto bytes = agree_everywhere(rank_, "smp.checkpoint.end", [&] {
-      uint64_t result = 0;
-      try {
-        result = complete(place, collect(mine), step, x);
-      } catch (...) {
-        remove_checkpoint(place.folder);
-        throw;
-      }
-      remove_old_checkpoints(dir, place, x.num_kept_partial_checkpoints);
-      return result;
-    });
-    return {.folder = folder, .bytes = bytes};
-  }
-
-private:
-  rank_id first() const {
-    return world_of(rank_).front();
-  }
-
-  // -- each rank --------------------------------------------------------------
-
-  part_or_failure try_write(const std::string& folder) const {
-    failure found;
+  /// @param copies in host memory; else tensors share memory with the model
+  /// @returns never throws: ranks that go on would wait for this one
+  std::variant<checkpoint_content, failure> content(bool copies) const {
     try {
-      return write(folder);
-    } catch (const error& e) {
-      found = e.cause();
-    } catch (const std::exception& e) {
-      auto limit = exhausted_limit(e);
-      found = limit ? limit->cause()
-                    : failure{error_code::user_code, no_rank, {}, e.what()};
-    }
-    if (found.rank == no_rank)
-      found.rank = rank_.self();
-    return found;
-  }
-
-  /// What a file holds as one tensor.
-  struct written_piece {
-    const held_tensor* of = nullptr;
-    at::Tensor value;
-    std::vector<int64_t> begin; // in the whole
-    std::string part = {};      // see `tensor_piece`
-  };
-
-  checkpoint_part write(const std::string& folder) const {
-    auto held = held_tensors(model_, optimizers_);
-    std::vector<written_piece> of_model, others;
-    for (auto& x : held)
-      for (auto& y : pieces_of(x))
-        (x.role == tensor_role::parameter || x.role == tensor_role::buffer
-           ? of_model
-           : others)
-          .push_back(std::move(y));
-    checkpoint_part result;
-    write_file(folder, "model", of_model, result);
-    write_file(folder, "state", others, result);
-    // Each replica has its own rows if replicas shard the optimizer's state.
-    result.members = group_members(model_, optimizers_);
-    return result;
-  }
-
-  static std::vector<written_piece> pieces_of(const held_tensor& x) {
-    auto boxes = boxes_of(x.value.sizes(), x.slice, x.rows);
-    if (boxes.size() == 1)
-      return {{&x, x.value, boxes.front().begin}};
-    std::vector<written_piece> result;
-    int64_t at = 0;
-    for (auto& box : boxes) {
-      auto length = box.sizes.at(static_cast<size_t>(x.slice->dim));
-      result.push_back({&x, x.value.narrow(x.slice->dim, at, length), box.begin,
-                        fmt::format("#{}", result.size())});
-      at += length;
-    }
-    return result;
-  }
-
-  void write_file(const std::string& folder, const char* kind,
-                  const std::vector<written_piece>& xs,
-                  checkpoint_part& out) const {
-    if (xs.empty())
-      return;
-    saved_file file{
-      .name = fmt::format("{}-{}.safetensors", kind, rank_.self().value),
-      .rank = rank_.self().value};
-    std::vector<tensor_outline> outlines;
-    for (auto& x : xs)
-      outlines.push_back(
-        {x.of->name + x.part, x.value.scalar_type(), x.value.sizes().vec()});
-    auto begin = out.tensors.size();
-    for (auto& x : xs)
-      out.tensors.push_back(describe(x, file.name));
-    auto path = (std::filesystem::path{folder} / file.name).string();
-    write_safetensors(path, outlines, [&](size_t i) {
-      auto bytes = xs[i].value.detach().to(at::kCPU).contiguous();
-      out.tensors[begin + i].pieces.front().checksum = checksum(
-        bytes.const_data_ptr(), bytes.nbytes());
-      return bytes;
-    });
-    file.bytes = std::filesystem::file_size(path);
-    out.files.push_back(std::move(file));
-  }
-
-  static saved_tensor describe(const written_piece& x,
-                               const std::string& file) {
-    auto& of = *x.of;
-    auto sizes = x.value.sizes().vec();
-    auto* within = of.slice ? of.slice : of.rows;
-    return {.role = of.role,
-            .name = of.name,
-            .dtype = dtype_in_file(x.value.scalar_type()),
-            .shape = within ? within->whole : sizes,
-            .pieces = {{.file = file,
-                        .part = x.part,
-                        .replica = of.replica,
-                        .begin = x.begin,
-                        .sizes = sizes}}};
-  }
-
-  // -- rank 0 -----------------------------------------------------------------
-
-  /// @throws error the first failure of a rank, once all ranks have reported
-  std::vector<checkpoint_part> collect(const part_or_failure& mine) const {
-    std::vector<checkpoint_part> result;
-    failure first_failure;
-    for (auto rank : world_of(rank_)) {
-      auto theirs = rank == rank_.self()
-                      ? mine
-                      : from_payload<part_or_failure>(
-                        rank_.exchange().receive(rank, part_name),
-                        "part of a checkpoint");
-      if (auto* why = std::get_if<failure>(&theirs)) {
-        if (!first_failure)
-          first_failure = *why;
-      } else {
-        result.push_back(std::get<checkpoint_part>(std::move(theirs)));
+      checkpoint_content result;
+      for (auto& x : held_tensors(model_, optimizers_)) {
+        auto of_model = x.role == tensor_role::parameter
+                        || x.role == tensor_role::buffer;
+        add_pieces(x, copies, of_model ? result.model : result.state);
       }
+      result.members = group_members(model_, optimizers_);
+      return result;
+    } catch (const std::exception& e) {
+      return failure_of(e);
     }
-    if (first_failure)
-      throw error{first_failure};
-    return result;
   }
 
-  /// @returns the bytes of the checkpoint
-  uint64_t complete(const checkpoint_place& place,
-                    const std::vector<checkpoint_part>& parts, uint64_t step,
-                    const checkpoint_options& x) const {
-    auto manifest = head_of(step, x);
-    for (auto& part : parts) {
-      for (auto& file : part.files)
-        check_seen(place.folder, file);
-      manifest.files.insert(manifest.files.end(), part.files.begin(),
-                            part.files.end());
-      manifest.add(part.tensors);
-      for (auto& y : part.members)
-        manifest.optimizers.at(y.optimizer).members[y.parameter] = y.group;
-    }
-    commit_checkpoint(place, to_json(manifest));
-    return manifest.bytes();
-  }
-
-  checkpoint_manifest head_of(uint64_t step,
-                              const checkpoint_options& x) const {
+  checkpoint_manifest head(uint64_t step, const checkpoint_options& x) const {
     checkpoint_manifest result;
     result.step = step;
     auto& layout = rank_.layout();
@@ -263,21 +86,46 @@ private:
     return result;
   }
 
+private:
   uint64_t position_of(rank_id x) const {
     auto& pipeline = rank_.pipeline();
     return static_cast<uint64_t>(std::find(pipeline.begin(), pipeline.end(), x)
                                  - pipeline.begin());
   }
 
-  static void check_seen(const std::string& folder, const saved_file& file) {
-    auto path = (std::filesystem::path{folder} / file.name).string();
-    std::error_code ignored;
-    auto size = std::filesystem::file_size(path, ignored);
-    if (ignored || size != file.bytes)
-      throw config_error(fmt::format(
-        "{}: rank {} wrote it, but rank 0 does not see it: checkpoints need a "
-        "folder that all machines share",
-        path, file.rank));
+  static void add_pieces(const held_tensor& x, bool copies,
+                         std::vector<checkpoint_content::piece>& to) {
+    auto boxes = boxes_of(x.value.sizes(), x.slice, x.rows);
+    int64_t at = 0;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      auto value = x.value.detach();
+      std::string part;
+      if (boxes.size() > 1) {
+        auto length = boxes[i].sizes.at(static_cast<size_t>(x.slice->dim));
+        value = value.narrow(x.slice->dim, at, length);
+        part = fmt::format("#{}", i);
+        at += length;
+      }
+      if (copies)
+        value = value.to(at::kCPU, value.scalar_type(), false, true,
+                         c10::MemoryFormat::Contiguous);
+      to.push_back({describe(x, boxes[i], value, std::move(part)), value});
+    }
+  }
+
+  static saved_tensor describe(const held_tensor& x, const tensor_box& box,
+                               const at::Tensor& value, std::string part) {
+    auto sizes = value.sizes().vec();
+    auto* within = x.slice ? x.slice : x.rows;
+    return {.role = x.role,
+            .name = x.name,
+            .dtype = dtype_in_file(value.scalar_type()),
+            .shape = within ? within->whole : sizes,
+            .pieces = {{.file = {},
+                        .part = std::move(part),
+                        .replica = x.replica,
+                        .begin = box.begin,
+                        .sizes = sizes}}};
   }
 
   const distributed_model_base& model_;
@@ -285,28 +133,92 @@ private:
   const rank_context& rank_;
 };
 
+/// Whether a copy would take memory that is known to be short. The same on all
+/// ranks, as the configuration is.
+bool lacks_memory(const session_config& x) {
+  return x.offload_optimizer || x.offload_activations;
+}
+
 } // namespace
+
+pending_checkpoint::pending_checkpoint(
+  const std::string& path, uint64_t step, const distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers,
+  const checkpoint_options& x)
+  : pending_checkpoint(path, step, model, optimizers, x,
+                       !lacks_memory(session::current().config())) {
+  // nop
+}
+
+pending_checkpoint::pending_checkpoint(
+  const std::string& path, uint64_t step, const distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers,
+  const checkpoint_options& x, bool in_background)
+  : rank_(session::current().internals()),
+    step_(step),
+    written_(std::make_shared<awaited<folder_and_bytes>>()) {
+  if (!model.partitioned())
+    throw error{error_code::unsupported,
+                "save_checkpoint before the partition: make a step first, or "
+                "call model.partition()"};
+  flight_activity noted{rank_.board().record(), "checkpoint"};
+  auto begin = clock::now();
+  checkpoint_source source{model, optimizers};
+  checkpoint_manifest head; // of rank 0
+  agree_everywhere(rank_, "smp.checkpoint.lock", [&] {
+    lock_checkpoints(path, model.state());
+    head = source.head(step, x);
+    return true;
+  });
+  std::shared_ptr<checkpoint_writer> writer;
+  with_weights(optimizers, [&] {
+    model.state().await_updates();
+    writer = std::make_shared<checkpoint_writer>(
+      rank_, path, x.num_kept_partial_checkpoints, std::move(head),
+      source.content(in_background));
+    if (!in_background)
+      write(*writer);
+  });
+  if (in_background)
+    thread_ = std::thread{[this, writer] { write(*writer); }};
+  seconds_ = std::chrono::duration<double>(clock::now() - begin).count();
+}
+
+pending_checkpoint::~pending_checkpoint() {
+  if (thread_.joinable())
+    thread_.join();
+}
+
+void pending_checkpoint::write(checkpoint_writer& x) {
+  try {
+    auto [folder, bytes] = x.run();
+    written_->set_value({folder, bytes});
+  } catch (const std::exception& e) {
+    written_->fail(failure_of(e));
+  }
+}
+
+saved_checkpoint pending_checkpoint::await() {
+  flight_activity noted{rank_.board().record(), "checkpoint"};
+  auto begin = clock::now();
+  // Nothing to wait for in the eyes of the stall search: the rank works.
+  const wait_reason writing{.what = "the writing of a checkpoint",
+                            .from = {},
+                            .subject = {.what = wait_subject::kind::device}};
+  auto own = [&] { return awaited<folder_and_bytes>::get(written_, writing); };
+  if (rank_.self() != world_of(rank_).front())
+    own(); // rank 0 may need it
+  auto [folder, bytes] = agree_everywhere(rank_, "smp.checkpoint.end", own);
+  seconds_ += std::chrono::duration<double>(clock::now() - begin).count();
+  return {.folder = folder, .bytes = bytes, .seconds = seconds_};
+}
 
 saved_checkpoint
 save_checkpoint(const std::string& path, uint64_t step,
                 const distributed_model_base& model,
                 const std::vector<distributed_optimizer*>& optimizers,
                 const checkpoint_options& x) {
-  using clock = std::chrono::steady_clock;
-  if (!model.partitioned())
-    throw error{error_code::unsupported,
-                "save_checkpoint before the partition: make a step first, or "
-                "call model.partition()"};
-  flight_activity noted{session::current().internals().board().record(),
-                        "checkpoint"};
-  auto begin = clock::now();
-  saved_checkpoint result;
-  with_weights(optimizers, [&] {
-    model.state().await_updates();
-    result = checkpoint_save{model, optimizers}.run(path, step, x);
-  });
-  result.seconds = std::chrono::duration<double>(clock::now() - begin).count();
-  return result;
+  return pending_checkpoint{path, step, model, optimizers, x, false}.await();
 }
 
 } // namespace smp

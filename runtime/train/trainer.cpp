@@ -111,7 +111,13 @@ public:
     begin_run(config, *trainable_, *data_, *model_);
     if (job.place)
       job.place(*model_);
-    checkpoints_.emplace(config, *data_, *model_, optimizer_);
+    checkpoints_.emplace(config, *data_, *model_, optimizer_,
+                         [this](uint64_t step, const saved_checkpoint& x) {
+                           ++summary_.checkpoints;
+                           summary_.checkpoint_seconds += x.seconds;
+                           summary_.last_checkpoint = x.folder;
+                           listener_.on_checkpoint(step, x);
+                         });
     summary_.resumed_from = checkpoints_->resumed_from();
     summary_.steps_before = checkpoints_->steps_done();
     summary_.steps = summary_.steps_before;
@@ -147,6 +153,7 @@ public:
       }
       end_step();
     }
+    checkpoints_->await();
     // First what cannot be had again.
     if (config_.train.save_model)
       save();
@@ -230,26 +237,11 @@ private:
   /// Saves before the evaluation, which a resumed run repeats. An interrupted
   /// run has to end in time and does not evaluate.
   void end_step() {
-    auto saves = [this] {
-      return checkpoints_->due(summary_.steps, summary_.interrupted);
-    };
-    const auto saved = saves();
-    if (saved)
-      save_checkpoint();
+    checkpoints_->save_if_due(summary_.steps, summary_.interrupted);
     if (summary_.interrupted)
       return;
     evaluate_in_between();
-    if (!saved && saves())
-      save_checkpoint();
-  }
-
-  void save_checkpoint() {
-    auto saved = checkpoints_->save(summary_.steps);
-    ++summary_.checkpoints;
-    summary_.checkpoint_seconds += saved.seconds;
-    summary_.last_checkpoint = saved.folder;
-    stall_ = saved.seconds;
-    listener_.on_checkpoint(summary_.steps, saved);
+    checkpoints_->save_if_due(summary_.steps, summary_.interrupted);
   }
 
   // -- steps ------------------------------------------------------------------
@@ -264,7 +256,7 @@ private:
   void do_step(Step& train_step) {
     auto x = training_batch(summary_.steps);
     step_metrics result{.step = summary_.steps + 1};
-    result.checkpoint_seconds = std::exchange(stall_, 0);
+    result.checkpoint_seconds = checkpoints_->take_seconds();
     result.lr = learning_rate(config_.optimizer, summary_.steps,
                               config_.train.steps);
     set_learning_rate(*torch_optimizer_, result.lr);
@@ -357,7 +349,8 @@ private:
                                  static_cast<double>(stats.offloaded_bytes),
                                  stats.offload_wait_seconds,
                                  stats.replayed ? 1.0 : 0.0,
-                                 listener_.wants_checkpoint() ? 1.0 : 0.0};
+                                 listener_.wants_checkpoint() ? 1.0 : 0.0,
+                                 checkpoints_->written() ? 1.0 : 0.0};
     devices_.add_to(summands);
     auto sums = session_.internals().exchange().all_reduce_sum(
       world_, "smp.train.step", std::move(summands));
@@ -398,6 +391,8 @@ private:
     if (metrics_)
       metrics_->write(x);
     listener_.on_step(x);
+    if (sums[10] > 0)
+      checkpoints_->await();
   }
 
   void evaluate_in_between() {
@@ -543,7 +538,6 @@ private:
   std::unique_ptr<torch::optim::Optimizer> torch_optimizer_;
   distributed_optimizer optimizer_;
   std::optional<run_checkpoints> checkpoints_;
-  double stall_ = 0;                    // seconds, of the last checkpoint
   std::optional<metrics_file> metrics_; // on rank 0
   std::vector<rank_id> world_;
   device_memory_sum devices_; // from the partition on

@@ -38,7 +38,8 @@ TEST_CASE_METHOD(restarted_run,
   CHECK(restarts.size() == kills);
   for (auto& x : restarts) {
     INFO(x.dump());
+    // What was being written is lost as well; the one before it is not.
     CHECK(x["at_step"].get<uint64_t>() - 1 - x["from_step"].get<uint64_t>()
-          <= interval);
+          <= 2 * interval);
   }
 }

@@ -135,7 +135,7 @@ TEST_CASE("What happened in steps is told, and what is no step, too",
     all += fmt::format("{}|{}|{}\n", y.when, y.text, y.bad);
   CHECK(all == "|restart 1, why rank 1 was killed|true\n"
                "step 2|updated nothing: the loss is nan|true\n"
-               "step 3|a checkpoint before this step took 0.25 s|false\n");
+               "step 3|a checkpoint held it up for 0.25 s|false\n");
   CHECK(x.totals().nonfinite == 1);
   CHECK(x.totals().skipped == 1);
   // A line without an end does not fill the memory.
