@@ -219,6 +219,18 @@ std::vector<flight_log> run_client::finish_trace(milliseconds limit) {
     inspection_question::finish_trace, limit));
 }
 
+std::vector<process_stacks> run_client::stacks(milliseconds limit) {
+  std::vector<process_stacks> result;
+  for (auto& x : impl_->ask<std::vector<std::string>>(
+         inspection_question::stacks, limit)) {
+    byte_reader in{std::as_bytes(std::span{x}), "stacks of a rank"};
+    result.push_back(in.get<process_stacks>());
+    in.expect_end();
+  }
+  std::ranges::sort(result, {}, &process_stacks::rank);
+  return result;
+}
+
 bool may_still_answer(const inspection_entry& x) {
   if (x.host != host_name())
     return true;

@@ -7,6 +7,7 @@
 #include "actors/flight/timeline.hpp"
 #include "actors/inspection/entry_file.hpp"
 #include "actors/protocol/run_status.hpp"
+#include "transport/stacks/process_stacks.hpp"
 
 #include <chrono>
 #include <memory>
@@ -45,6 +46,10 @@ public:
 
   /// @returns those of the ranks that answer. Throws as `ask`
   std::vector<flight_log> finish_trace(std::chrono::milliseconds limit);
+
+  /// @returns what the threads of those ranks that answer are doing. Throws as
+  /// `ask`
+  std::vector<process_stacks> stacks(std::chrono::milliseconds limit);
 
 private:
   struct impl;

@@ -79,6 +79,7 @@ private:
       case inspection_question::recent:
       case inspection_question::begin_trace:
       case inspection_question::finish_trace:
+      case inspection_question::stacks:
         return true;
     }
     return false;

@@ -22,6 +22,7 @@ enum class inspection_question : char {
   recent = 'r',       // the same, fewer: what is asked several times a second
   begin_trace = 'b',  // ranks keep all events from now on; an empty list
   finish_trace = 'f', // those, a list of images
+  stacks = 's',       // where the threads of ranks are: `process_stacks`es
 };
 
 /// Upper bound on the size of an answer, in bytes.

@@ -49,6 +49,8 @@ inspection_port::bytes inspection_service::collect(inspection_question x) {
     return collect(flight_query::kind::begin_trace, all);
   if (x == finish_trace)
     return collect(flight_query::kind::finish_trace, all);
+  if (x == stacks)
+    return collect(flight_query::kind::stacks, all);
   byte_writer result;
   caf::scoped_actor self{system_};
   // The INSPECTOR has a deadline of its own.

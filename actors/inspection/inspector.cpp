@@ -109,19 +109,21 @@ inspector_state::collect(const flight_query& query) {
   auto result = x->promise;
   auto one_less = [x] {
     if (--x->missing == 0)
-      x->promise.deliver(std::move(x->images));
+      x->promise.deliver(std::move(x->answers));
   };
+  auto limit = query.what == flight_query::kind::stacks ? config.stacks_limit
+                                                        : config.answer_limit;
   for (auto& [rank, y] : ranks)
     x->missing += y.failed ? 0 : 1;
   if (x->missing == 0)
     result.deliver(std::vector<std::string>{});
   for (auto& [rank, y] : ranks)
     if (!y.failed)
-      self->request(y.actor, config.answer_limit, query)
+      self->request(y.actor, limit, query)
         .then(
-          [x, one_less](std::string& image) {
-            if (!image.empty())
-              x->images.push_back(std::move(image));
+          [x, one_less](std::string& answer) {
+            if (!answer.empty())
+              x->answers.push_back(std::move(answer));
             one_less();
           },
           [one_less](const caf::error&) { one_less(); });

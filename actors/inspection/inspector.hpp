@@ -21,6 +21,8 @@ struct inspector_config {
   /// A rank that takes longer counts as silent. (Within half of this time the
   /// rank itself finds out whether its actors answer.)
   std::chrono::milliseconds answer_limit{400};
+  /// The same for its stacks: it asks its threads one after the other.
+  std::chrono::milliseconds stacks_limit{5500};
 };
 
 /// Queries all ranks at once and replies after the deadline with what arrived,
@@ -54,10 +56,10 @@ struct inspector_state {
   };
   using collection_ptr = std::shared_ptr<collection>;
 
-  /// The same for events.
+  /// The same for events and stacks.
   struct flight_collection {
     size_t missing = 0;
-    std::vector<std::string> images;
+    std::vector<std::string> answers;
     caf::typed_response_promise<std::vector<std::string>> promise;
   };
 

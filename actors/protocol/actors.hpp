@@ -139,7 +139,8 @@ using rank_watch_actor = caf::typed_actor<
   caf::result<rank_view>(status_atom),
   // Replies with all its actors report, for clients outside the run.
   caf::result<rank_status>(inspect_atom),
-  // Replies with an image of its events (transport/flight/), for the same.
+  // Replies with an image of its events (transport/flight/), or with where its
+  // threads are (transport/stacks/), for the same.
   caf::result<std::string>(flight_query)>;
 
 /// STALL MONITOR: polls all ranks for progress.
@@ -158,7 +159,7 @@ using inspector_actor = caf::typed_actor<
   caf::result<void>(stall_monitor_actor),
   // Replies with what ranks and actors answer within a deadline.
   caf::result<run_status>(inspect_atom),
-  // Replies with the images of those ranks that answer within a deadline.
+  // Replies with the answers of those ranks that answer within a deadline.
   caf::result<std::vector<std::string>>(flight_query)>;
 
 /// SUPERVISOR: gathers the ranks of a run and tells all when one is lost.

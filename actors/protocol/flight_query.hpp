@@ -6,12 +6,14 @@
 
 namespace smp {
 
-/// What a client outside the run asks of the events of each rank.
+/// What a client outside the run asks of each rank: its events, or where its
+/// threads are.
 struct flight_query {
   enum class kind : uint8_t {
     last,         // the last events that it keeps
     begin_trace,  // to keep all from now on, for a minute; answers with nothing
     finish_trace, // those, and no more
+    stacks,       // of its threads, now: a `process_stacks`
   };
 
   kind what = kind::last;
@@ -20,7 +22,7 @@ struct flight_query {
 };
 
 constexpr flight_query::kind last_of(flight_query::kind) noexcept {
-  return flight_query::kind::finish_trace;
+  return flight_query::kind::stacks;
 }
 
 template <class Inspector>

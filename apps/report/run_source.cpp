@@ -177,6 +177,12 @@ std::vector<flight_log> run_source::recent_events(const run_look& now) {
   return client_->recent_events(events_limit);
 }
 
+std::vector<process_stacks> run_source::stacks(const run_look& now) {
+  if (!now.status || !client_)
+    return {};
+  return client_->stacks(events_limit);
+}
+
 std::vector<flight_log> run_source::trace(const run_look& now, uint64_t steps,
                                           std::chrono::seconds limit) {
   if (!now.status || !client_)

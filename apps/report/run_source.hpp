@@ -67,6 +67,11 @@ public:
   std::vector<flight_log> trace(const run_look& now, uint64_t steps,
                                 std::chrono::seconds limit);
 
+  /// @param now what the last look found
+  /// @returns what the threads of the ranks of a live run are doing, of those
+  /// that answer. Throws as `events`
+  std::vector<process_stacks> stacks(const run_look& now);
+
   const std::string& place() const noexcept {
     return place_;
   }

@@ -7,6 +7,7 @@
 #include "apps/report/left_behind.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
+#include "apps/report/stack_report.hpp"
 #include "apps/report/text_layout.hpp"
 #include "apps/web/page.hpp"
 #include "apps/web/run_feed.hpp"
@@ -16,12 +17,15 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace smp::app {
 
@@ -53,6 +57,7 @@ struct options {
   std::string secret;
   std::string actor;
   flight_selection flight;
+  std::optional<uint64_t> rank;
   uint64_t steps = 3;
   uint64_t limit = 60; // seconds
   std::string output;
@@ -108,6 +113,66 @@ int show_flight(const options& x) {
     print(state_text(x.place, look) + '\n' + flight_text(logs, x.flight));
   }
   return code_of(look);
+}
+
+/// @returns why the stacks of this rank cannot be had, as far as it is known
+/// before it is asked
+std::optional<std::string> is_away(const rank_entry& x) {
+  using enum rank_health;
+  if (x.health == well || x.health == blocked || x.health == silent)
+    return std::nullopt;
+  return fmt::format("rank {} is {}{}{}: it has no thread that could answer",
+                     x.rank.value, smp::to_string(x.health),
+                     x.why.empty() ? "" : ": ", x.why);
+}
+
+std::string is_silent(const rank_entry& x) {
+  return fmt::format(
+    "rank {} does not answer; from outside, py-spy dump "
+    "--native --pid {} or gdb -p {} shows its process on {}",
+    x.rank.value, x.status.pid, x.status.pid, x.status.host);
+}
+
+/// What the threads of live ranks are doing now.
+int show_stacks(const options& x) {
+  run_source source{x.place, x.secret};
+  auto look = source.look(patience);
+  if (!look.status) {
+    fmt::print(stderr,
+               "smp-inspect: {}: {}, {}; only a live rank has stacks, what "
+               "ranks did last: smp-inspect RUN flight\n",
+               x.place, to_string(look.what), look.text);
+    return code_of(look);
+  }
+  auto ranks = look.status->ranks;
+  if (x.rank && *x.rank >= ranks.size())
+    throw config_error(fmt::format("{}: no rank {}; its ranks are 0 to {}",
+                                   x.place, *x.rank, ranks.size() - 1));
+  std::erase_if(ranks, [&](auto& y) {
+    return x.rank.value_or(y.rank.value) != y.rank.value;
+  });
+  std::vector<process_stacks> stacks;
+  if (!std::ranges::all_of(ranks,
+                           [](auto& y) { return is_away(y).has_value(); }))
+    stacks = source.stacks(look);
+  std::erase_if(stacks, [&](auto& y) {
+    return std::ranges::count(ranks, y.rank, &rank_entry::rank) == 0;
+  });
+  std::vector<std::string> problems;
+  for (auto& y : ranks)
+    if (std::ranges::count(stacks, y.rank, &process_stacks::rank) == 0)
+      problems.push_back(is_away(y).value_or(is_silent(y)));
+  if (x.json) {
+    auto result = head_json(x.place, look);
+    result["stacks"] = stack_json(stacks);
+    result["no_stacks"] = problems;
+    print(result.dump(2) + '\n');
+  } else {
+    print(state_text(x.place, look) + stack_text(stacks));
+    for (auto& y : problems)
+      fmt::print(stderr, "smp-inspect: {}\n", y);
+  }
+  return problems.empty() ? code_of(look) : exit_wrong;
 }
 
 /// Of any run of smp-train, also one that is over.
@@ -219,6 +284,8 @@ int inspect_run(const std::string& command, const options& x) {
     return serve_run(x);
   if (command == "flight")
     return show_flight(x);
+  if (command == "stack")
+    return show_stacks(x);
   if (command == "trace")
     return trace_run(x);
   if (command == "config")
@@ -274,6 +341,10 @@ void add_questions(CLI::App& app, options& x) {
   flight->add_option("--last", x.flight.last, "So many events")
     ->capture_default_str();
   flight->add_option("--rank", x.flight.rank, "Of this rank only");
+  add("stack",
+      "What the threads of live ranks are doing now, Python's frames "
+      "before those of C++")
+    ->add_option("RANK", x.rank, "Of this rank only");
 }
 
 void add_files(CLI::App& app, options& x) {

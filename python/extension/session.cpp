@@ -11,6 +11,7 @@
 #include "runtime/session/groups.hpp"
 #include "runtime/values/tensor_bytes.hpp"
 #include "runtime/values/value_codec.hpp"
+#include "transport/stacks/script_probe.hpp"
 
 #include <fmt/format.h>
 #include <torch/csrc/utils/pybind.h>
@@ -19,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace smp::python {
@@ -242,6 +244,10 @@ void bind_session(py::module_& m) {
   m.def("shards_gradients", [] { return current().config().shard_gradients; });
   m.def("run_dir", [] { return current().run_dir(); });
   m.def("last_step", [] { return stats_of(current().last_step()); });
+  m.def("script_probe", []() -> std::optional<std::pair<int, int>> {
+    auto x = open_script_probe();
+    return x ? std::optional{std::pair{x->signal, x->file}} : std::nullopt;
+  });
   m.def("started_by", []() -> std::optional<std::string> {
     auto here = read_rank_environment();
     if (!here)

@@ -1,6 +1,7 @@
 """The session of this process: its begin, its end, and how it fails."""
 
 import atexit
+import faulthandler
 import inspect
 import json
 import os
@@ -82,6 +83,7 @@ def init(
         del options["pipeline"]
     else:
         schedule = None
+    _show_frames()
     _state.manual_partition = _core.begin(
         text, name, list(_settings(options)), own, schedule
     )
@@ -92,6 +94,15 @@ def init(
     _state.options = options
     end_on_uncaught_exceptions()
     _autograd.install()
+
+
+def _show_frames():
+    """Lets smp-inspect RUN stack show the frames of Python, also while another
+    thread holds the interpreter's lock: each thread is asked for its own."""
+    probe = _core.script_probe()
+    if probe is not None:
+        signal, file = probe
+        faulthandler.register(signal, file=file, all_threads=False, chain=False)
 
 
 def end_on_uncaught_exceptions():

@@ -8,6 +8,8 @@
 #include "runtime/process/shared_flights.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
+#include "transport/bytes.hpp"
+#include "transport/stacks/process_stacks.hpp"
 
 #include <utility>
 
@@ -30,7 +32,7 @@ std::string text_of(const std::vector<std::byte>& x) {
 }
 
 /// @param trace the one that was begun last
-std::string answer(const flight_query& x, flight_record& record,
+std::string answer(const flight_query& x, rank_id self, flight_record& record,
                    std::shared_ptr<flight_trace>& trace) {
   switch (x.what) {
     case flight_query::kind::last:
@@ -40,6 +42,13 @@ std::string answer(const flight_query& x, flight_record& record,
       return {};
     case flight_query::kind::finish_trace:
       break;
+    case flight_query::kind::stacks: {
+      auto stacks = stacks_of_this_process();
+      stacks.rank = self;
+      byte_writer out;
+      out.put(stacks);
+      return text_of(out.take());
+    }
   }
   auto ended = std::exchange(trace, nullptr);
   return ended ? text_of(record.image(ended->take(), ended->lost()))
@@ -99,10 +108,10 @@ watched_rank rank_runtime::watch() {
     ended.view = board->view();
     return ended;
   };
-  result.flight = [board = own_board_,
+  result.flight = [self = self_, board = own_board_,
                    trace = std::make_shared<std::shared_ptr<flight_trace>>()](
                     const flight_query& x) {
-    return answer(x, board->record(), *trace);
+    return answer(x, self, board->record(), *trace);
   };
   result.report = [weak = weak_from(*this)](const std::string& x) {
     if (auto eng = weak.lock())

@@ -5,9 +5,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DROPOUT = os.path.join(HERE, "programs", "dropout.py")
+BIN = os.environ.get("SMP_BIN_DIR") or os.path.join(
+    HERE, "..", "..", "build/release/bin"
+)
 FAULTY = os.path.join(HERE, "programs", "faulty.py")
 
 
@@ -50,7 +54,50 @@ def compare_dropout():
     print("ok dropout", flush=True)
 
 
+def line_of(text):
+    with open(FAULTY) as file:
+        return 1 + [x.strip() for x in file].index(text)
+
+
+def show_stacks():
+    """Of a rank that never gives the interpreter's lock back to who waits for
+    it, and of one in C++."""
+    wanted = {
+        f'faulty.py", line {line_of("while True:")} in spin',
+        f'faulty.py", line {line_of("pass")} in spin',
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = ["-m", "smp.run", "-n", "2", "--run-dir", "run", FAULTY, "loop"]
+        with subprocess.Popen([sys.executable, *ranks], cwd=folder) as program:
+            end = time.monotonic() + 90
+            output = {0: "", 1: ""}
+            while program.poll() is None and not (
+                any(x in output[1] for x in wanted)
+                and "in train_step" in output[0]
+            ):
+                if time.monotonic() > end:
+                    break
+                for rank in output:
+                    output[rank] = subprocess.run(
+                        [os.path.join(BIN, "smp-inspect"), "run", "stack"]
+                        + [str(rank)],
+                        cwd=folder,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,  # it has not begun
+                        timeout=60,
+                        text=True,
+                    ).stdout
+            ended = program.poll()
+            program.kill()
+    if ended is not None or not any(x in output[1] for x in wanted):
+        sys.exit(f"stack of rank 1: {ended}, {output[1]}; wanted {wanted}")
+    if "in train_step" not in output[0]:
+        sys.exit(f"stack of rank 0: {output[0]}")
+    print("ok stacks", flush=True)
+
+
 def main():
+    show_stacks()
     compare_dropout()
     ranks = ["-m", "smp.run", "-n", "2", FAULTY]
     expect([*ranks, "no-shutdown"], 0, "done on rank 0")

@@ -254,6 +254,28 @@ TEST_CASE("An answer that is none is an error of the protocol",
   CHECK_THAT(why, ContainsSubstring("another build of smp"));
 }
 
+TEST_CASE("A client gets the stacks of ranks", "[actors][inspection]") {
+  run x;
+  for (auto rank : {rank_id{1}, rank_id{0}}) {
+    process_stacks stacks;
+    stacks.rank = rank;
+    stacks.threads.resize(2 + rank.value);
+    byte_writer out;
+    out.put(stacks);
+    auto bytes = out.take();
+    x.images.emplace_back(reinterpret_cast<const char*>(bytes.data()),
+                          bytes.size());
+  }
+  run_client client{x.entry(), 5s};
+  auto stacks = client.stacks(5s);
+  REQUIRE(stacks.size() == 2);
+  CHECK(stacks[0].rank == rank_id{0});
+  CHECK(stacks[1].threads.size() == 3);
+  x.images.front().pop_back();
+  CHECK_THAT(error_of([&] { client.stacks(5s); }, error_code::protocol),
+             ContainsSubstring("stacks of a rank"));
+}
+
 TEST_CASE("A client gets the events of ranks, and traces them",
           "[actors][inspection]") {
   run x;

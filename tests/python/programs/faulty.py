@@ -62,6 +62,11 @@ def train_step(x, y):
     return loss
 
 
+def spin():
+    while True:
+        pass
+
+
 def go_wrong():
     if smp.rank() == 1 and how == "raise":
         raise ValueError("of rank 1")
@@ -69,6 +74,8 @@ def go_wrong():
         os.kill(os.getpid(), signal.SIGKILL)
     if smp.rank() == 1 and how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if smp.rank() == 1 and how == "loop":
+        spin()
     if smp.rank() == 1 and how == "leave":
         sys.exit(0)
     if smp.rank() == 0 and how == "interrupt":
