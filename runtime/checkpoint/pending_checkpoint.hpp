@@ -21,8 +21,8 @@ class pending_checkpoint {
 public:
   /// Takes a copy, in host memory, and begins to write it. Arguments, errors
   /// and collective as of `save_checkpoint`. Where memory is so short that
-  /// something is offloaded, there is no copy, and all is written before this
-  /// returns.
+  /// something is offloaded, or that the copies of all ranks do not fit, there
+  /// is none, and all is written before this returns.
   /// @pre every other checkpoint of the session was awaited
   pending_checkpoint(const std::string& path, uint64_t step,
                      const distributed_model_base& model,
@@ -60,7 +60,7 @@ private:
   pending_checkpoint(const std::string& path, uint64_t step,
                      const distributed_model_base& model,
                      const std::vector<distributed_optimizer*>& optimizers,
-                     const checkpoint_options& x, bool in_background);
+                     const checkpoint_options& x, bool may_copy);
 
   void write(checkpoint_writer& x);
 

@@ -8,6 +8,7 @@
 #include "runtime/collectives/agreement.hpp"
 #include "runtime/optimizer/loss_scaler.hpp"
 #include "runtime/optimizer/optimizer_state.hpp"
+#include "runtime/process/control_group.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/step/model_state.hpp"
@@ -39,6 +40,17 @@ public:
       optimizers_(optimizers),
       rank_(session::current().internals()) {
     // nop
+  }
+
+  /// Of everything that it holds. @returns never throws, as `content`
+  uint64_t bytes() const {
+    uint64_t result = 0;
+    auto content = this->content(false);
+    if (auto* held = std::get_if<checkpoint_content>(&content))
+      for (auto* part : {&held->model, &held->state})
+        for (auto& x : *part)
+          result += x.value.nbytes();
+    return result;
   }
 
   /// @param copies in host memory; else tensors share memory with the model
@@ -133,10 +145,21 @@ private:
   const rank_context& rank_;
 };
 
-/// Whether a copy would take memory that is known to be short. The same on all
-/// ranks, as the configuration is.
-bool lacks_memory(const session_config& x) {
-  return x.offload_optimizer || x.offload_activations;
+/// Whether all ranks have room for a copy of what they hold. Collective.
+bool have_room(const rank_context& rank, const session_config& config,
+               uint64_t bytes) {
+  // The same on all ranks, as the configuration is.
+  if (config.offload_optimizer || config.offload_activations)
+    return false;
+  // All ranks of a machine look before any of them copies. A tenth is for what
+  // else may come.
+  auto need = static_cast<double>(bytes) * 1.1
+              * static_cast<double>(rank.layout().local_size(rank.self()));
+  auto left = memory_left(read_control_group());
+  auto lacks = left && need > static_cast<double>(*left) ? 1.0 : 0.0;
+  auto sum = rank.exchange().all_reduce_sum(world_of(rank),
+                                            "smp.checkpoint.room", {lacks});
+  return sum.front() == 0;
 }
 
 } // namespace
@@ -145,15 +168,14 @@ pending_checkpoint::pending_checkpoint(
   const std::string& path, uint64_t step, const distributed_model_base& model,
   const std::vector<distributed_optimizer*>& optimizers,
   const checkpoint_options& x)
-  : pending_checkpoint(path, step, model, optimizers, x,
-                       !lacks_memory(session::current().config())) {
+  : pending_checkpoint(path, step, model, optimizers, x, true) {
   // nop
 }
 
 pending_checkpoint::pending_checkpoint(
   const std::string& path, uint64_t step, const distributed_model_base& model,
   const std::vector<distributed_optimizer*>& optimizers,
-  const checkpoint_options& x, bool in_background)
+  const checkpoint_options& x, bool may_copy)
   : rank_(session::current().internals()),
     step_(step),
     written_(std::make_shared<awaited<folder_and_bytes>>()) {
@@ -171,6 +193,9 @@ pending_checkpoint::pending_checkpoint(
     return true;
   });
   std::shared_ptr<checkpoint_writer> writer;
+  const auto in_background = may_copy
+                             && have_room(rank_, session::current().config(),
+                                          source.bytes());
   with_weights(optimizers, [&] {
     model.state().await_updates();
     writer = std::make_shared<checkpoint_writer>(

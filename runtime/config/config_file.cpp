@@ -455,4 +455,30 @@ train_config program_config(const std::string& text, const std::string& name,
   return result;
 }
 
+train_config effective(train_config x) {
+  x.smp.active_microbatches = effective_active_microbatches(x.smp,
+                                                            x.smp.microbatches);
+  x.smp.memory_weight = effective_memory_weight(x.smp);
+  auto fill = [](auto& field, auto value) {
+    if (!field)
+      field = value;
+  };
+  fill(x.model.sequence_length, x.data.sequence_length);
+  fill(x.model.vocabulary, 256);
+  fill(x.model.decoder_layers, x.model.layers);
+  fill(x.model.head_size, x.model.width / std::max<uint64_t>(x.model.heads, 1));
+  fill(x.model.feed_forward, 4 * x.model.width);
+  const auto& type = x.model.type;
+  const bool gpt = type == "gpt" || type == "moe";
+  fill(x.model.segments, type == "bert" ? 2 : 1);
+  fill(x.model.norm_eps, gpt ? 1e-5 : type == "t5" ? 1e-6 : 1e-12);
+  fill(x.model.tied, !gpt);
+  fill(x.optimizer.loss_scale,
+       loss_scale_setting{.dynamic = x.smp.fp16_params
+                                     || x.train.dtype == "float16"});
+  fill(x.optimizer.eps, x.optimizer.type == "adagrad" ? 1e-10 : 1e-8);
+  fill(x.optimizer.weight_decay, x.optimizer.type == "adamw" ? 0.01 : 0.0);
+  return x;
+}
+
 } // namespace smp

@@ -266,7 +266,7 @@ public:
   void check_checkpoints() {
     if (x_.train.elastic && x_.train.max_restarts == 0)
       add("train.elastic", "has no effect with", "train.max_restarts",
-          "write how often the run may be started again, or leave it out");
+          "write more than 0, or leave it out");
     if (!x_.checkpoint.dir.empty())
       return;
     if (x_.train.max_restarts > 0)
@@ -470,32 +470,6 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_precision();
   rules.check_checkpoints();
   return rules.take();
-}
-
-train_config effective(train_config x) {
-  x.smp.active_microbatches = effective_active_microbatches(x.smp,
-                                                            x.smp.microbatches);
-  x.smp.memory_weight = effective_memory_weight(x.smp);
-  auto fill = [](auto& field, auto value) {
-    if (!field)
-      field = value;
-  };
-  fill(x.model.sequence_length, x.data.sequence_length);
-  fill(x.model.vocabulary, 256);
-  fill(x.model.decoder_layers, x.model.layers);
-  fill(x.model.head_size, x.model.width / std::max<uint64_t>(x.model.heads, 1));
-  fill(x.model.feed_forward, 4 * x.model.width);
-  const auto& type = x.model.type;
-  const bool gpt = type == "gpt" || type == "moe";
-  fill(x.model.segments, type == "bert" ? 2 : 1);
-  fill(x.model.norm_eps, gpt ? 1e-5 : type == "t5" ? 1e-6 : 1e-12);
-  fill(x.model.tied, !gpt);
-  fill(x.optimizer.loss_scale,
-       loss_scale_setting{.dynamic = x.smp.fp16_params
-                                     || x.train.dtype == "float16"});
-  fill(x.optimizer.eps, x.optimizer.type == "adagrad" ? 1e-10 : 1e-8);
-  fill(x.optimizer.weight_decay, x.optimizer.type == "adamw" ? 0.01 : 0.0);
-  return x;
 }
 
 namespace {

@@ -31,7 +31,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 
 #include <unistd.h>
@@ -224,8 +223,26 @@ struct rank_reports {
   std::function<void(rank_id, bool)> stop;
 };
 
-uint64_t size_of(const std::vector<uint64_t>& shares) {
-  return std::accumulate(shares.begin(), shares.end(), uint64_t{0});
+/// At SIGQUIT.
+void tell_flights(const launch_place& x) {
+  x.write_flights();
+  if (!x.log_dir().empty())
+    print_stderr(
+      "smp: SIGQUIT: what each rank did last is in {}; "
+      "smp-inspect {} flight shows it\n",
+      flight_path(x.log_dir(), rank_id{x.first_rank}), x.log_dir());
+}
+
+/// What the processes of an attempt left behind, which began then.
+void clear_up(const process_group::result& x, const launch_place& place,
+              const std::vector<pid_t>& pids, std::time_t begin) {
+  if (x.cause || x.interrupted)
+    remove_dead_segments(shared_memory_folder(), begin);
+  if (x.cause)
+    place.write_flights();
+  if (!place.log_dir().empty())
+    for (auto pid : pids)
+      remove_leftovers(place.log_dir(), pid);
 }
 
 // -- attempts -----------------------------------------------------------------
@@ -327,7 +344,7 @@ private:
 
   void choose_shares(std::vector<uint64_t> here) {
     note_.shares = shares_among(std::move(here));
-    auto ranks = size_of(note_.shares);
+    auto ranks = ranks_in(note_.shares);
     if (ranks < options_.ranks)
       print_stderr(
         "smp: goes on with {} of {} ranks until the others are "
@@ -506,35 +523,23 @@ void whole_run::attempt() {
   auto options = place.group_options(x, handed_over.get());
   options.appends_to_logs = place.note.restarts > 0;
   rank_reports reports;
-  options.on_quit = [&] {
-    place.write_flights();
-    if (!place.log_dir().empty())
-      print_stderr(
-        "smp: SIGQUIT: what each rank did last is in {}; "
-        "smp-inspect {} flight shows it\n",
-        flight_path(place.log_dir(), rank_id{place.first_rank}),
-        place.log_dir());
-  };
+  options.on_quit = [&] { tell_flights(place); };
   options.on_failure = [&](const failure& cause) { reports.down(cause); };
   options.on_result = [&](const failure& early) { reports.result(early); };
   options.on_stop = [&](rank_id y, bool stopped) { reports.stop(y, stopped); };
   process_group group{std::move(options)};
   distant_losses elsewhere;
   std::atomic<bool> deadlock = false;
-  std::vector<uint64_t> here; // only in `on_launcher`
-  std::atomic<int64_t> returned = -1;
+  late_machines late{all_shares(), place.note.shares, x.restarts.fit};
   actor_host actors;
   std::unique_ptr<supervisor_host> supervisor;
   std::unique_ptr<supervisor_link> link;
   if (place.first()) {
     auto boss = supervision_of(x, place, group, elsewhere, deadlock);
     boss.on_launcher = [&](uint64_t machine) {
-      here.push_back(machine);
-      if (size_of(shares_among(here)) <= place_.world_size || returned >= 0)
-        return;
-      returned = static_cast<int64_t>(machine);
-      group.interrupt(fmt::format(
-        "machine {} is back: saving, to start again with it", machine));
+      if (late.note(machine))
+        group.interrupt(fmt::format(
+          "machine {} is back: saving, to start again with it", machine));
     };
     supervisor = std::make_unique<supervisor_host>(actors, std::move(boss));
   } else
@@ -550,21 +555,13 @@ void whole_run::attempt() {
     return place.variables_of(rank, x, handed_over.get(), port);
   });
   auto result = group.run();
-  std::optional<uint64_t> back;
-  if (result.interrupted && returned >= 0)
-    back = static_cast<uint64_t>(returned.load());
   if (place.first() && place.ranks < place.world_size)
     find_first_cause(result, place, elsewhere);
   place_early_end(result, place);
-  if (result.cause || result.interrupted)
-    remove_dead_segments(shared_memory_folder(), begin);
-  if (result.cause)
-    place.write_flights();
-  if (!place.log_dir().empty())
-    for (auto pid : group.pids())
-      remove_leftovers(place.log_dir(), pid);
+  clear_up(result, place, group.pids(), begin);
   if (supervisor)
-    conclude(result, deadlock, back, *supervisor);
+    conclude(result, deadlock, result.interrupted ? late.get() : std::nullopt,
+             *supervisor);
   else
     follow(result, *link);
 }

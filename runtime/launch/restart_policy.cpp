@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
+#include <utility>
 
 namespace smp {
 
@@ -73,6 +75,33 @@ std::vector<uint64_t> shares_among(const std::vector<uint64_t>& all,
     left -= x;
   }
   return result;
+}
+
+uint64_t ranks_in(const std::vector<uint64_t>& shares) {
+  return std::accumulate(shares.begin(), shares.end(), uint64_t{0});
+}
+
+late_machines::late_machines(std::vector<uint64_t> all,
+                             std::vector<uint64_t> now, rank_limit fit)
+  : all_(std::move(all)), now_(std::move(now)), fit_(std::move(fit)) {
+  for (uint64_t i = 0; i < now_.size(); ++i)
+    if (now_[i] > 0)
+      here_.push_back(i);
+}
+
+bool late_machines::note(uint64_t machine) {
+  if (machine >= now_.size() || now_[machine] > 0 || returned_ >= 0)
+    return false;
+  here_.push_back(machine);
+  if (ranks_in(shares_among(all_, here_, fit_)) <= ranks_in(now_))
+    return false;
+  returned_ = static_cast<int64_t>(machine);
+  return true;
+}
+
+std::optional<uint64_t> late_machines::get() const {
+  auto x = returned_.load();
+  return x < 0 ? std::nullopt : std::optional{static_cast<uint64_t>(x)};
 }
 
 } // namespace smp

@@ -5,10 +5,12 @@
 
 #include "transport/error.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -91,6 +93,32 @@ using rank_limit = std::function<uint64_t(uint64_t x)>;
 std::vector<uint64_t> shares_among(const std::vector<uint64_t>& all,
                                    const std::vector<uint64_t>& here,
                                    const rank_limit& fit);
+
+/// @returns the ranks of all machines
+uint64_t ranks_in(const std::vector<uint64_t>& shares);
+
+/// Machines that join an attempt in which they have no ranks.
+class late_machines {
+public:
+  /// @param all as in `shares_among`
+  /// @param now number of ranks of each machine in this attempt
+  late_machines(std::vector<uint64_t> all, std::vector<uint64_t> now,
+                rank_limit fit);
+
+  /// A launcher has joined. One thread at a time.
+  /// @returns whether the run is to start again for it: once
+  bool note(uint64_t machine);
+
+  /// @returns the machine for which it is to start again. Any thread
+  std::optional<uint64_t> get() const;
+
+private:
+  std::vector<uint64_t> all_;
+  std::vector<uint64_t> now_;
+  std::vector<uint64_t> here_;
+  rank_limit fit_;
+  std::atomic<int64_t> returned_ = -1;
+};
 
 // -- what the launcher and the program tell each other ------------------------
 

@@ -29,14 +29,14 @@ std::optional<uint64_t> number_of_file(const std::string& path) {
   return text ? number_in<uint64_t>(*text) : std::nullopt;
 }
 
-/// @returns the number behind `name` in a file of lines "NAME NUMBER"
+/// @returns the number behind `name` in a file of lines "NAME NUMBER", behind
+/// which there may be a unit
 std::optional<uint64_t> entry_of(const std::string& path,
                                  std::string_view name) {
-  std::istringstream lines{try_read(path).value_or("")};
-  std::string word;
-  for (std::string value; lines >> word >> value;)
-    if (word == name)
-      return number_in<uint64_t>(value);
+  std::istringstream words{try_read(path).value_or("")};
+  for (std::string word; words >> word;)
+    if (word == name && words >> word)
+      return number_in<uint64_t>(word);
   return std::nullopt;
 }
 
@@ -57,12 +57,27 @@ std::vector<std::string> folders(const std::string& root, std::string path) {
   return result;
 }
 
+/// @param used all of it, also what holds files
+/// @param files what the kernel can drop
+std::optional<uint64_t> room_in(std::optional<uint64_t> limit,
+                                std::optional<uint64_t> used,
+                                std::optional<uint64_t> files) {
+  if (!limit || !used)
+    return std::nullopt;
+  auto needed = *used - std::min(*used, files.value_or(0));
+  return *limit - std::min(*limit, needed);
+}
+
 // -- version 2 ----------------------------------------------------------------
 
 void read_unified(control_group& x, const std::string& root,
                   const std::string& path) {
   for (auto& folder : folders(root, path)) {
-    limit(x.memory, number_of_file(folder + "/memory.max"));
+    auto bytes = number_of_file(folder + "/memory.max");
+    limit(x.memory, bytes);
+    limit(x.free_memory,
+          room_in(bytes, number_of_file(folder + "/memory.current"),
+                  entry_of(folder + "/memory.stat", "inactive_file")));
     // "QUOTA PERIOD" in microseconds; the quota may be "max".
     std::istringstream cpu{try_read(folder + "/cpu.max").value_or("")};
     double quota = 0;
@@ -82,8 +97,12 @@ void read_memory(control_group& x, const std::string& root,
   constexpr uint64_t no_limit = uint64_t{1} << 62; // about; it says a number
   for (auto& folder : folders(root, path)) {
     auto bytes = number_of_file(folder + "/memory.limit_in_bytes");
-    if (bytes && *bytes < no_limit)
+    if (bytes && *bytes < no_limit) {
       limit(x.memory, bytes);
+      limit(x.free_memory,
+            room_in(bytes, number_of_file(folder + "/memory.usage_in_bytes"),
+                    entry_of(folder + "/memory.stat", "total_inactive_file")));
+    }
     if (!x.oom_kills)
       x.oom_kills = entry_of(folder + "/memory.oom_control", "oom_kill");
   }
@@ -121,6 +140,14 @@ control_group read_control_group(const control_group_files& x) {
     if (all.find(",cpu,") != std::string::npos)
       read_cpu(result, x.root + "/cpu", path);
   }
+  return result;
+}
+
+std::optional<uint64_t> memory_left(const control_group& x,
+                                    const std::string& meminfo) {
+  auto result = x.free_memory;
+  if (auto kilobytes = entry_of(meminfo, "MemAvailable:"))
+    limit(result, std::optional{*kilobytes * 1024});
   return result;
 }
 

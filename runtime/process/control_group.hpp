@@ -13,6 +13,9 @@ namespace smp {
 struct control_group {
   /// In bytes, of all processes in it together; nothing: no limit.
   std::optional<uint64_t> memory;
+  /// How much of it is free, in bytes, where there is a limit: memory that only
+  /// holds files that were read counts as free.
+  std::optional<uint64_t> free_memory;
   /// CPU time per time, of all its processes together; nothing: no limit.
   std::optional<double> cpus;
   /// How many of its processes were killed for lack of memory; nothing: the
@@ -29,6 +32,13 @@ struct control_group_files {
 };
 
 control_group read_control_group(const control_group_files& x = {});
+
+/// @param meminfo where Linux tells what is free of the whole machine
+/// @returns memory in bytes that the processes of the group may still take;
+/// nothing if the system does not tell
+std::optional<uint64_t>
+memory_left(const control_group& x,
+            const std::string& meminfo = "/proc/meminfo");
 
 /// @returns how many threads `n` processes of the group may have each so that
 /// all together use no more than its CPU time, at least 1; nothing: as many as

@@ -133,7 +133,7 @@ std::vector<broken> of_checkpoints() {
      and_also("elastic = true\n[checkpoint]\ndir = \"x\""),
      "run.toml:16: ",
      {"train.elastic = true has no effect with train.max_restarts = 0",
-      "write how often the run may be started again"}},
+      "write more than 0"}},
   };
 }
 

@@ -152,3 +152,26 @@ TEST_CASE("machines that are left share the ranks that the run can use",
     CHECK(shares_among(x.all, x.here, nullptr) == x.all);
   }
 }
+
+TEST_CASE("a run starts again for machines that are of use to it, once",
+          "[launch][restarts]") {
+  const rank_limit fours = [](uint64_t x) { return x - x % 4; };
+  const std::vector<uint64_t> all(8, 1);
+  late_machines x{all, {1, 1, 1, 1, 0, 0, 0, 0}, fours};
+  // In any order, also those that have ranks.
+  for (uint64_t machine : {4, 1, 0, 5, 6, 2, 3, 9}) {
+    INFO(machine);
+    CHECK_FALSE(x.note(machine));
+    CHECK(!x.get());
+  }
+  CHECK(x.note(7));
+  CHECK(x.get() == 7);
+  CHECK_FALSE(x.note(7));
+  // Where all have ranks, or must have, nobody is late.
+  late_machines whole{all, all, fours};
+  late_machines rigid{all, all, nullptr};
+  for (uint64_t machine = 0; machine < 8; ++machine) {
+    CHECK_FALSE(whole.note(machine));
+    CHECK_FALSE(rigid.note(machine));
+  }
+}

@@ -81,3 +81,32 @@ TEST_CASE("an end for lack of memory is reported as such",
   // Without control groups nobody knows.
   CHECK(why_killed({}, {}).empty());
 }
+
+TEST_CASE("memory that only holds files that were read is free",
+          "[runtime][launch]") {
+  group_dir x{"0::/job/step\n"};
+  auto meminfo = x.write("meminfo",
+                         "MemTotal:       9000000 kB\n"
+                         "MemFree:         100000 kB\n"
+                         "MemAvailable:   4000000 kB\n");
+  auto left = [&] { return memory_left(x.look(), meminfo); };
+  CHECK(left() == 4'000'000 * uint64_t{1024});
+  CHECK_FALSE(memory_left(x.look(), x.path / "nothing"));
+  // The group above has less room than this one, and the machine more.
+  x.set("job/step/memory.max", "max\n");
+  x.set("job/step/memory.current", "5000\n");
+  CHECK(left() == 4'000'000 * uint64_t{1024});
+  x.set("job/memory.max", "2000000\n");
+  x.set("job/memory.current", "1900000\n");
+  CHECK(left() == 100'000);
+  x.set("job/memory.stat", "anon 5\ninactive_file 300000\nslab 7\n");
+  CHECK(left() == 400'000);
+  x.set("job/memory.current", "2500000\n");
+  CHECK(left() == 0);
+  // Version 1.
+  group_dir old{"4:memory:/docker/7\n"};
+  old.set("memory/memory.limit_in_bytes", "512000000\n");
+  old.set("memory/memory.usage_in_bytes", "500000000\n");
+  old.set("memory/memory.stat", "inactive_file 1\ntotal_inactive_file 2000\n");
+  CHECK(memory_left(old.look(), meminfo) == 12'002'000);
+}
