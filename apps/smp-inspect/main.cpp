@@ -196,14 +196,13 @@ int show_config(const options& x) {
   return exit_well;
 }
 
-/// Of a run of smp-train that has placed its modules, also one that is over.
+/// Of a run that has placed its modules, also one that is over.
 int show_partition(const options& x) {
   auto partition = stored_partition(x.place);
   if (partition.is_null())
     throw config_error(x.place
-                       + ": no partition.json; only runs of smp-train have "
-                         "one, in their run directory, after the first step "
-                         "began; a program's rank 0 prints its partition");
+                       + ": no partition.json; rank 0 writes it in the first "
+                         "step of a run that has a directory");
   print(x.json ? partition.dump(2) + '\n' : partition_text(partition));
   return exit_well;
 }

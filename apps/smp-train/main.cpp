@@ -103,13 +103,9 @@ void write_run_config(const std::string& run_dir, const train_config& x) {
 
 // -- a rank -------------------------------------------------------------------
 
-/// Several listeners as one, with that of every run.
+/// Several listeners as one.
 class listeners final : public train_listener {
 public:
-  explicit listeners(std::string run_dir) : partition_(std::move(run_dir)) {
-    add(partition_);
-  }
-
   void add(train_listener& x) {
     all_.push_back(&x);
   }
@@ -145,7 +141,6 @@ public:
   }
 
 private:
-  partition_file partition_; // called on rank 0, which decides
   std::vector<train_listener*> all_;
 };
 
@@ -198,7 +193,7 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     screen.emplace(config, console::options{stderr_is_terminal(), cmd.level,
                                             restart_number() > 0,
                                             resume_command(cmd, config)});
-  listeners all{run_dir};
+  listeners all;
   if (log) {
     log->info(fmt::format(
       "rank {} of {}, pp_rank {}, process {}, local rank {} of {} on {}",

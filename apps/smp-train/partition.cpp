@@ -2,8 +2,6 @@
 
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/files/file_io.hpp"
-#include "runtime/placement/partitioning.hpp"
-#include "runtime/plan/partition_json.hpp"
 #include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>
@@ -33,18 +31,6 @@ void partition_tree_file(const partition_command& x, bool terminal) {
 void partition_config(const partition_command& x, const train_config& config,
                       bool terminal) {
   show(plan_model(config, true), x.json, terminal);
-}
-
-void partition_file::on_decision(const partition_decision& x, session&,
-                                 model_state&, trainable&) {
-  try {
-    write_text(run_dir_ + "/partition.json",
-               plan_json(x.model, x.plan, x.sharing.remarks));
-  } catch (const error& e) {
-    // It is for viewers, and no reason to end the run.
-    print_stderr("smp-train: {}; pages about the run lack its partition\n",
-                 e.what());
-  }
 }
 
 } // namespace smp::app

@@ -214,25 +214,13 @@ std::vector<at::Tensor> tensors_in(py::handle x) {
   return found.tensors();
 }
 
-namespace {
-
-void collect(packer& to, py::handle x) {
-  try {
-    put(to, x);
-  } catch (const error& why) {
-    note_unsendable(why);
-  }
-}
-
-} // namespace
-
 std::vector<at::Tensor> tensors_in_call(const py::tuple& args,
                                         const py::dict& kwargs) {
   packer found;
   size_t i = 0;
   auto add = [&](py::handle x) {
     value_path::scope place{found, "argument", i++};
-    collect(found, x);
+    note_if_unsendable([&] { put(found, x); });
   };
   for (auto x : args)
     add(x);
@@ -244,7 +232,7 @@ std::vector<at::Tensor> tensors_in_call(const py::tuple& args,
 std::vector<at::Tensor> tensors_in_result(py::handle x) {
   packer found;
   value_path::scope place{found, "result"};
-  collect(found, x);
+  note_if_unsendable([&] { put(found, x); });
   return found.tensors();
 }
 

@@ -97,11 +97,7 @@ std::vector<at::Tensor> tensors_in(std::span<torch::nn::AnyValue> xs,
   packer p;
   for (size_t i = 0; i < xs.size(); ++i) {
     value_path::scope place{p, what, i};
-    try {
-      put_any(p, xs[i]);
-    } catch (const error& why) {
-      note_unsendable(why);
-    }
+    note_if_unsendable([&] { put_any(p, xs[i]); });
   }
   return p.tensors();
 }

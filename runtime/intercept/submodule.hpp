@@ -67,14 +67,8 @@ namespace detail {
 /// into a T.
 template <class T>
 void collect_tensors(packer& p, const T& x) {
-  if constexpr (packable<T>) {
-    try {
-      put_value(p, x);
-    } catch (const error& why) {
-      // Observers ignore values that smp cannot send.
-      note_unsendable(why);
-    }
-  }
+  if constexpr (packable<T>)
+    note_if_unsendable([&] { put_value(p, x); });
 }
 
 /// @returns the tensors in `xs`, each once.

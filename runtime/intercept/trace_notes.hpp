@@ -19,4 +19,15 @@ void note_outside_call(const torch::nn::Module& x);
 /// @param why refused it, and where: "argument 0: a ... cannot be sent"
 void note_unsendable(const error& why);
 
+/// Runs `f`, which looks for tensors in what a call was given or returned.
+/// Observers ignore what smp cannot send, but it is noted.
+template <class F>
+void note_if_unsendable(F f) {
+  try {
+    f();
+  } catch (const error& why) {
+    note_unsendable(why);
+  }
+}
+
 } // namespace smp

@@ -21,7 +21,7 @@ class session;
 /// A decision as text.
 struct printed_plan {
   std::string text; // for people, with colours
-  std::string json; // for tools, see runtime/plan/partition_json.hpp
+  std::string json; // for tools, see runtime/placement/partition_json.hpp
   /// Why the trace did not finish; empty if it did or none ran. Gradients are
   /// off in a trace, so a run may get further.
   std::string failure = {};

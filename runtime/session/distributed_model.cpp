@@ -2,16 +2,19 @@
 
 #include "partition/print.hpp"
 #include "runtime/base/fault.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/calls/backward_engine.hpp"
 #include "runtime/calls/promised_call.hpp"
 #include "runtime/deferred/deferred_init.hpp"
 #include "runtime/deferred/delay_param_initialization.hpp"
 #include "runtime/execution/running_call.hpp"
+#include "runtime/files/file_io.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/placement/partition_json.hpp"
 #include "runtime/replicas/gradient_buckets.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/state_check.hpp"
@@ -32,6 +35,26 @@ namespace smp {
 
 namespace ag = torch::autograd;
 
+namespace {
+
+/// Writes RUN_DIR/partition.json, the same as `smp-train partition --json`.
+/// @param run_dir empty: there is none
+void write_partition(const model_state& x, const std::string& run_dir) {
+  auto* decided = x.decision();
+  if (decided == nullptr || run_dir.empty())
+    return;
+  try {
+    write_text(
+      run_dir + "/partition.json",
+      plan_json(decided->model, decided->plan, decided->sharing.remarks));
+  } catch (const error& e) {
+    // It is for viewers, and no reason to end the run.
+    print_stderr("smp: {}; viewers of the run lack its partition\n", e.what());
+  }
+}
+
+} // namespace
+
 distributed_model_base::distributed_model_base(
   std::shared_ptr<torch::nn::Module> root)
   : distributed_model_base(model_root{std::move(root), {}}) {
@@ -41,9 +64,13 @@ distributed_model_base::distributed_model_base(
 distributed_model_base::distributed_model_base(model_root root)
   : rank_(session::current().shared_internals()),
     state_(rank_->make_model(std::move(root))) {
+  if (rank_->self() != rank_id{0})
+    return;
+  register_post_partition_hook(
+    [this] { write_partition(*state_, rank_->run_dir()); });
   auto& x = rank_->config();
-  auto decides = x.pipeline_parallel_degree * x.tensor_parallel_degree > 1;
-  if (x.print_partition && decides && rank_->self() == rank_id{0})
+  if (x.print_partition
+      && x.pipeline_parallel_degree * x.tensor_parallel_degree > 1)
     register_post_partition_hook([this] {
       std::fputs((partition_text(stderr_is_terminal()) + "\n").c_str(), stderr);
     });

@@ -25,6 +25,11 @@ constexpr std::chrono::milliseconds inspection_limit{150};
 
 // -- a rank -------------------------------------------------------------------
 
+void rank_runtime::write_to(const std::string& run_dir) {
+  run_dir_ = run_dir;
+  steps().write_traces_to(run_dir);
+}
+
 rank_status rank_runtime::status() {
   rank_status result;
   result.pid = ::getpid();
@@ -75,7 +80,7 @@ inspectable_run::inspectable_run(session& s, const std::string& run_dir)
   // Our launcher does it itself.
   if (s.run_dir().empty()) {
     s.internals().leave_record_in(run_dir);
-    s.internals().steps().write_traces_to(run_dir);
+    s.internals().write_to(run_dir);
   }
   if (s.rank() > 0)
     return;

@@ -114,6 +114,14 @@ public:
   /// Calls `f` for each stall report, besides stderr. On any thread.
   void on_stall(stall_listener f);
 
+  /// Traces and the partition go to this folder; see `session::run_dir`.
+  void write_to(const std::string& run_dir);
+
+  /// Empty: there is no such folder.
+  const std::string& run_dir() const noexcept {
+    return run_dir_;
+  }
+
   /// At a stall, and by `leave_record`, what this rank did last is written to
   /// this folder.
   void leave_record_in(std::string dir);
@@ -234,7 +242,8 @@ private:
   failure down_;            // guarded by mutex_
   failure told_;            // first from SUPERVISOR; guarded by mutex_
   stall_listener on_stall_; // guarded by mutex_
-  std::string record_dir_;  // guarded by mutex_; empty: none
+  std::string run_dir_;
+  std::string record_dir_; // guarded by mutex_; empty: none
   std::condition_variable told_loss_;
   bool prints_stalls_ = true;
   inspection_opener open_inspection_;

@@ -418,7 +418,7 @@ session::session(session_config config, std::string settings)
   parts.config = std::move(config);
   rank_ = std::make_shared<rank_runtime>(std::move(parts));
   rank_->set_owner(this);
-  rank_->steps().write_traces_to(env.run_dir);
+  rank_->write_to(env.run_dir);
   rank_->on_inspection([x = process_.get()] { return x->open_inspection(); });
   set_current(this);
   // All other processes of our launcher have a log of their own.

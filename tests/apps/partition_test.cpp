@@ -2,7 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
-#include "runtime/plan/partition_json.hpp"
+#include "runtime/placement/partition_json.hpp"
 #include "tests/support/cpu_time.hpp"
 #include "tests/support/naive_partition.hpp"
 #include "tests/support/runs/program.hpp"

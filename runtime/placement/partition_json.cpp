@@ -1,4 +1,4 @@
-#include "runtime/plan/partition_json.hpp"
+#include "runtime/placement/partition_json.hpp"
 
 #include "runtime/base/json_text.hpp"
 #include "runtime/placement/module_times.hpp"
