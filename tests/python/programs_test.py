@@ -2,6 +2,7 @@
 """Programs as users start them: how they end, and what they then say."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,9 +60,9 @@ def line_of(text):
         return 1 + [x.strip() for x in file].index(text)
 
 
-def show_stacks():
-    """Of a rank that never gives the interpreter's lock back to who waits for
-    it, and of one in C++."""
+def look_at_a_run():
+    """Stacks of a rank that never gives the interpreter's lock back to who
+    waits for it, and of one in C++; and where its modules are."""
     wanted = {
         f'faulty.py", line {line_of("while True:")} in spin',
         f'faulty.py", line {line_of("pass")} in spin',
@@ -87,17 +88,28 @@ def show_stacks():
                         timeout=60,
                         text=True,
                     ).stdout
+            places = subprocess.run(
+                [os.path.join(BIN, "smp-inspect"), "run", "partition"],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                timeout=60,
+                text=True,
+            ).stdout
             ended = program.poll()
             program.kill()
     if ended is not None or not any(x in output[1] for x in wanted):
         sys.exit(f"stack of rank 1: {ended}, {output[1]}; wanted {wanted}")
     if "in train_step" not in output[0]:
         sys.exit(f"stack of rank 0: {output[0]}")
-    print("ok stacks", flush=True)
+    if not all(
+        re.search(rf"\n +{i} +Block .* {i % 2}\n", places) for i in range(4)
+    ):
+        sys.exit(f"partition: {places}")
+    print("ok look", flush=True)
 
 
 def main():
-    show_stacks()
+    look_at_a_run()
     compare_dropout()
     ranks = ["-m", "smp.run", "-n", "2", FAULTY]
     expect([*ranks, "no-shutdown"], 0, "done on rank 0")
