@@ -384,7 +384,7 @@ TEST_CASE_METHOD(checkpoint_run,
   auto [by_ssh, seconds] = GENERATE(
     table<bool, int>({{false, 1}, {true, 1}, {true, 100}}));
   // What the other machine would do, this one does.
-  auto ssh = write("bin/ssh", "#!/bin/sh\nexec sh -c \"$4\"\n");
+  auto ssh = write("bin/ssh", "#!/bin/sh\nexec sh -c \"$6\"\n");
   fs::permissions(ssh, fs::perms::owner_all);
   std::vector<std::string> words{
     "tiny.toml", "--run-dir=run", "--train.steps=100000",
