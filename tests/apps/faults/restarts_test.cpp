@@ -54,7 +54,7 @@ TEST_CASE_METHOD(restarted_run,
   REQUIRE(restarts.size() == 2);
   CHECK(restarts[0]["from_step"] == first);
   CHECK(restarts[0]["cause"] == "rank 1: killed by signal 9 (SIGKILL)");
-  CHECK(restarts[1]["from_step"] >= first + 8);
+  CHECK(restarts[1]["from_step"] >= first + 4); // it may write the next one
   CHECK_THAT(
     run->output(),
     ContainsSubstring("smp: rank 1: killed by signal 9 (SIGKILL); its "
@@ -68,8 +68,9 @@ TEST_CASE_METHOD(restarted_run,
   CHECK(end["restarts"] == 2);
   // The logs of all attempts, and nobody to ask any more.
   CHECK(count_of(", process ", content_of(path / "run/log-1.txt")) == 3);
+  // A checkpoint may have been complete when a kill came, but not told yet.
   CHECK(count_of("checkpoint at step", content_of(path / "run/log-0.txt"))
-        >= 15 - first / 4);
+        >= 13 - first / 4);
   CHECK_FALSE(fs::exists(path / "run/inspect.entry"));
   CHECK_THAT(content_of(path / "run/config.toml"),
              ContainsSubstring(std::string{resume} + "\""));
