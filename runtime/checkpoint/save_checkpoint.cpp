@@ -31,6 +31,8 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+using content_or_failure = std::variant<checkpoint_content, failure>;
+
 /// What one rank saves.
 class checkpoint_source {
 public:
@@ -42,26 +44,15 @@ public:
     // nop
   }
 
-  /// Of everything that it holds. @returns never throws, as `content`
-  uint64_t bytes() const {
-    uint64_t result = 0;
-    auto content = this->content(false);
-    if (auto* held = std::get_if<checkpoint_content>(&content))
-      for (auto* part : {&held->model, &held->state})
-        for (auto& x : *part)
-          result += x.value.nbytes();
-    return result;
-  }
-
-  /// @param copies in host memory; else tensors share memory with the model
+  /// Its tensors share memory with the model.
   /// @returns never throws: ranks that go on would wait for this one
-  std::variant<checkpoint_content, failure> content(bool copies) const {
+  content_or_failure content() const {
     try {
       checkpoint_content result;
       for (auto& x : held_tensors(model_, optimizers_)) {
         auto of_model = x.role == tensor_role::parameter
                         || x.role == tensor_role::buffer;
-        add_pieces(x, copies, of_model ? result.model : result.state);
+        add_pieces(x, of_model ? result.model : result.state);
       }
       result.members = group_members(model_, optimizers_);
       return result;
@@ -105,7 +96,7 @@ private:
                                  - pipeline.begin());
   }
 
-  static void add_pieces(const held_tensor& x, bool copies,
+  static void add_pieces(const held_tensor& x,
                          std::vector<checkpoint_content::piece>& to) {
     auto boxes = boxes_of(x.value.sizes(), x.slice, x.rows);
     int64_t at = 0;
@@ -118,9 +109,6 @@ private:
         part = fmt::format("#{}", i);
         at += length;
       }
-      if (copies)
-        value = value.to(at::kCPU, value.scalar_type(), false, true,
-                         c10::MemoryFormat::Contiguous);
       to.push_back({describe(x, boxes[i], value, std::move(part)), value});
     }
   }
@@ -145,14 +133,38 @@ private:
   const rank_context& rank_;
 };
 
+/// Calls `f` with each tensor.
+template <class F>
+void for_each_value(content_or_failure& x, F f) {
+  if (auto* held = std::get_if<checkpoint_content>(&x))
+    for (auto* part : {&held->model, &held->state})
+      for (auto& piece : *part)
+        f(piece.value);
+}
+
+/// From now on the tensors are in host memory of their own. Never throws, as
+/// `checkpoint_source::content`.
+void copy_values(content_or_failure& x) {
+  try {
+    for_each_value(x, [](at::Tensor& value) {
+      value = value.to(at::kCPU, value.scalar_type(), false, true,
+                       c10::MemoryFormat::Contiguous);
+    });
+  } catch (const std::exception& e) {
+    x = failure_of(e);
+  }
+}
+
 /// Whether all ranks have room for a copy of what they hold. Collective.
 bool have_room(const rank_context& rank, const session_config& config,
-               uint64_t bytes) {
+               content_or_failure& mine) {
   // The same on all ranks, as the configuration is.
   if (config.offload_optimizer || config.offload_activations)
     return false;
   // All ranks of a machine look before any of them copies. A tenth is for what
   // else may come.
+  uint64_t bytes = 0;
+  for_each_value(mine, [&](const at::Tensor& x) { bytes += x.nbytes(); });
   auto need = static_cast<double>(bytes) * 1.1
               * static_cast<double>(rank.layout().local_size(rank.self()));
   auto left = memory_left(read_control_group());
@@ -193,14 +205,17 @@ pending_checkpoint::pending_checkpoint(
     return true;
   });
   std::shared_ptr<checkpoint_writer> writer;
-  const auto in_background = may_copy
-                             && have_room(rank_, session::current().config(),
-                                          source.bytes());
+  bool in_background = false;
   with_weights(optimizers, [&] {
     model.state().await_updates();
+    auto mine = source.content();
+    in_background = may_copy
+                    && have_room(rank_, session::current().config(), mine);
+    if (in_background)
+      copy_values(mine);
     writer = std::make_shared<checkpoint_writer>(
       rank_, path, x.num_kept_partial_checkpoints, std::move(head),
-      source.content(in_background));
+      std::move(mine));
     if (!in_background)
       write(*writer);
   });

@@ -360,7 +360,9 @@ private:
     next_ = {};
     if (!pause_ || x.interrupted)
       return end(std::move(told), {});
-    auto course = await_course(link);
+    auto course = await_course(link, patience_between_machines);
+    if (pause_->interrupted())
+      code_ = code_interrupted;
     // A first machine that went well and is gone has nothing to begin again.
     next_.again = course == run_course::again
                   || (course == run_course::lost && x.cause);
@@ -377,15 +379,17 @@ private:
   }
 
   /// @returns unknown if the user interrupts, or the wait takes too long
-  run_course await_course(const supervisor_link& link) {
-    auto until = std::chrono::steady_clock::now() + patience_between_machines;
+  /// @param limit not set: as long as the first machine is there
+  run_course
+  await_course(const supervisor_link& link,
+               std::optional<std::chrono::minutes> limit = std::nullopt) {
+    constexpr std::chrono::milliseconds between{50};
+    auto begin = std::chrono::steady_clock::now();
     auto course = link.course();
     while (course == run_course::unknown
-           && std::chrono::steady_clock::now() < until
-           && pause_->wait(between_looks))
+           && !(limit && std::chrono::steady_clock::now() - begin >= *limit)
+           && pause_->wait(between))
       course = link.course();
-    if (pause_->interrupted())
-      code_ = code_interrupted;
     return course;
   }
 
@@ -446,8 +450,6 @@ private:
     entry_.reset();
   }
 
-  static constexpr std::chrono::milliseconds between_looks{50};
-
   launch_options options_;
   restart_policy policy_;
   std::optional<interruptible_pause> pause_;
@@ -501,9 +503,7 @@ void whole_run::stand_by() {
     place_.world_size);
   actor_host actors;
   supervisor_link link{actors, link_of(options_, place_)};
-  auto course = link.course();
-  while (course == run_course::unknown && pause_->wait(between_looks))
-    course = link.course();
+  auto course = await_course(link);
   next_ = {.again = !pause_->interrupted() && course != run_course::over};
   code_ = pause_->interrupted() ? code_interrupted : 0;
   if (!next_.again)

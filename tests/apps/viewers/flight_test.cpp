@@ -2,9 +2,9 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/runs/inspected.hpp"
 #include "tests/support/runs/processes.hpp"
 #include "tests/support/runs/torchrun.hpp"
-#include "tests/support/runs/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -24,18 +24,6 @@ using namespace smp::test;
 using nlohmann::json;
 
 namespace {
-
-struct answer {
-  int code = 0;
-  std::string output;
-};
-
-answer inspect_run(const train_dir& dir, std::vector<std::string> words) {
-  words.insert(words.begin(), {built_program("smp-inspect"), "run"});
-  program x{std::move(words), dir.path};
-  auto code = x.join();
-  return {code, x.output()};
-}
 
 /// @returns the events of the ranks, by rank
 std::map<uint64_t, std::set<std::string>> kinds_of(const json& flight) {
@@ -87,11 +75,11 @@ TEST_CASE(
   train_dir dir{endless_gpt()};
   auto run = dir.start({"tiny.toml", "--run-dir", "run"});
   REQUIRE(run.wait_for(" 5/1000000"));
-  auto live = inspect_run(dir, {"flight", "--last", "2000", "--json"});
+  auto live = ask_run(dir, {"flight", "--last", "2000", "--json"});
   INFO(live.output);
   auto x = json::parse(live.output).at("flight");
   REQUIRE(x.at("ranks").size() == 2);
-  CHECK_THAT(inspect_run(dir, {"health"}).output,
+  CHECK_THAT(ask_run(dir, {"health"}).output,
              ContainsSubstring("\nrank 1    well "));
   auto kinds = kinds_of(x);
   for (auto* kind : {"asks", "answer came", "executes", "ended", "step begins",
@@ -106,31 +94,31 @@ TEST_CASE(
     run.wait_for("smp: SIGQUIT: what each rank did last is in "
                  "run/flight-0"));
   CHECK(std::filesystem::exists(dir.path / "run/flight-1"));
-  auto ranks = json::parse(inspect_run(dir, {"ls", "--json"}).output);
+  auto ranks = json::parse(ask_run(dir, {"ls", "--json"}).output);
   for (auto& y : ranks.at("actors"))
     if (y.at("id") == "r1")
       ::kill(std::stoi(y.at("items").at("process").get<std::string>()),
              SIGKILL);
   REQUIRE(run.join() == 3);
-  auto left = inspect_run(dir, {"flight", "--rank", "1", "--last", "3"});
+  auto left = ask_run(dir, {"flight", "--rank", "1", "--last", "3"});
   CHECK(left.code == 3);
   CHECK_THAT(left.output, ContainsSubstring("rank 1: killed by signal 9")
                             && ContainsSubstring("\nrank 1:")
                             && ContainsSubstring("  r1 ")
                             && !ContainsSubstring("\nrank 0:"));
-  auto both = inspect_run(dir, {"flight", "--json"});
+  auto both = ask_run(dir, {"flight", "--json"});
   CHECK(json::parse(both.output).at("flight").at("ranks").size() == 2);
 
-  auto partition = inspect_run(dir, {"partition"});
+  auto partition = ask_run(dir, {"partition"});
   CHECK(partition.code == 0);
   CHECK_THAT(partition.output, ContainsSubstring("\n  transformer ")
                                  && ContainsSubstring("\nload of   0 "));
-  auto nodes = json::parse(inspect_run(dir, {"partition", "--json"}).output);
+  auto nodes = json::parse(ask_run(dir, {"partition", "--json"}).output);
   std::set<int> devices;
   for (auto& node : nodes.at("nodes"))
     devices.insert(node.at("device").get<int>());
   CHECK(devices == std::set<int>{0, 1});
-  CHECK_THAT(inspect_run(dir, {"waits"}).output,
+  CHECK_THAT(ask_run(dir, {"waits"}).output,
              !ContainsSubstring("its last stall"));
 }
 
@@ -139,7 +127,7 @@ TEST_CASE("A stall leaves what each rank did last, also of a stopped one",
   train_dir dir{endless_gpt("[monitor]\nstall_timeout = 1\n")};
   auto run = dir.start({"tiny.toml", "--run-dir", "run"});
   REQUIRE(run.wait_for(" 2/1000000"));
-  auto ranks = json::parse(inspect_run(dir, {"ls", "--json"}).output);
+  auto ranks = json::parse(ask_run(dir, {"ls", "--json"}).output);
   pid_t stopped = 0;
   for (auto& y : ranks.at("actors"))
     if (y.at("id") == "r1")
@@ -148,17 +136,17 @@ TEST_CASE("A stall leaves what each rank did last, also of a stopped one",
   ::kill(stopped, SIGSTOP);
   REQUIRE(run.wait_for("smp: "));
   // It does not answer, so this is from its file.
-  auto x = inspect_run(dir, {"flight", "--rank", "1", "--last", "3"});
+  auto x = ask_run(dir, {"flight", "--rank", "1", "--last", "3"});
   CHECK(x.code == 1);
   CHECK_THAT(x.output, ContainsSubstring("  r1 "));
   ::kill(stopped, SIGKILL);
   REQUIRE(run.join() == 3);
   // Nobody answers any more.
-  auto waits = inspect_run(dir, {"waits"});
+  auto waits = ask_run(dir, {"waits"});
   CHECK(waits.code == 3);
   CHECK_THAT(waits.output, ContainsSubstring("\nits last stall: ")
                              && ContainsSubstring("rank 1"));
-  CHECK(!json::parse(inspect_run(dir, {"waits", "--json"}).output)
+  CHECK(!json::parse(ask_run(dir, {"waits", "--json"}).output)
            .at("waits")
            .at("all")
            .empty());
@@ -173,7 +161,7 @@ TEST_CASE("Ranks of another launcher write their records themselves",
   CHECK(counts_of(dir.path / "run/trace.json").steps == std::set<int>{3});
   ranks[1]->signal(SIGKILL);
   CHECK(ranks[0]->join() == 3);
-  auto x = inspect_run(dir, {"flight", "--last", "5"});
+  auto x = ask_run(dir, {"flight", "--last", "5"});
   CHECK_THAT(x.output,
              ContainsSubstring("\nrank 0:") && ContainsSubstring("  r0 "));
 }
@@ -182,7 +170,7 @@ TEST_CASE("A run that goes on is traced from outside", "[apps][flight]") {
   train_dir dir{endless_gpt()};
   auto run = dir.start({"tiny.toml", "--run-dir", "run"});
   REQUIRE(run.wait_for(" 2/1000000"));
-  auto x = inspect_run(dir, {"trace", "--steps", "2", "--output", "t.json"});
+  auto x = ask_run(dir, {"trace", "--steps", "2", "--output", "t.json"});
   INFO(x.output);
   CHECK(x.code == 0);
   auto counts = counts_of(dir.path / "t.json");
@@ -194,10 +182,10 @@ TEST_CASE("A run that goes on is traced from outside", "[apps][flight]") {
 
   run.signal(SIGINT);
   REQUIRE(run.join() == 130);
-  auto none = inspect_run(dir, {"trace"});
+  auto none = ask_run(dir, {"trace"});
   CHECK(none.code == 2);
   CHECK_THAT(none.output, ContainsSubstring("only a run that answers"));
-  CHECK_THAT(inspect_run(dir, {"flight"}).output,
+  CHECK_THAT(ask_run(dir, {"flight"}).output,
              ContainsSubstring("there is no record of what ranks did last"));
 }
 
@@ -220,7 +208,7 @@ eval_steps = 1
   check_arrows(counts, 2 * 2 * 2 + 2);
   CHECK(counts.kinds["planned"] > 0);
 
-  auto settings = json::parse(inspect_run(dir, {"config", "--json"}).output);
+  auto settings = json::parse(ask_run(dir, {"config", "--json"}).output);
   CHECK(settings.at("monitor.trace").at("value") == "\"4-5\"");
   CHECK(settings.at("monitor.trace").at("origin") == "command line");
   CHECK(settings.at("train.steps").at("value") == "6");
@@ -228,7 +216,7 @@ eval_steps = 1
   CHECK_THAT(line, StartsWith("tiny.toml:"));
   CHECK(settings.at("optimizer.type").at("origin") == "default");
   CHECK(settings.at("smp.memory_weight").at("origin") == "other keys");
-  CHECK_THAT(inspect_run(dir, {"config"}).output,
+  CHECK_THAT(ask_run(dir, {"config"}).output,
              ContainsSubstring("train.eval_interval"));
 
   for (auto& [steps, why] : std::map<std::string, std::string>{

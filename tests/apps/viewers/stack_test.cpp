@@ -2,8 +2,8 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/runs/inspected.hpp"
 #include "tests/support/runs/processes.hpp"
-#include "tests/support/runs/train_dir.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -24,25 +24,14 @@ using nlohmann::json;
 
 namespace {
 
-struct answer {
-  int code = 0;
-  std::string output;
-};
-
-answer stack_of(const train_dir& dir, std::vector<std::string> words) {
-  words.insert(words.begin(), {built_program("smp-inspect"), "run", "stack"});
-  program x{std::move(words), dir.path};
-  auto code = x.join();
-  return {code, x.output()};
-}
-
 /// Asks until `done`, which is expected soon.
 template <class F>
-answer stack_until(const train_dir& dir, const std::vector<std::string>& words,
-                   F done) {
+inspected stack_until(const train_dir& dir, std::vector<std::string> words,
+                      F done) {
+  words.insert(words.begin(), "stack");
   auto end = std::chrono::steady_clock::now() + std::chrono::seconds{60};
   for (;;) {
-    auto x = stack_of(dir, words);
+    auto x = ask_run(dir, words);
     if (done(x) || std::chrono::steady_clock::now() > end)
       return x;
   }
@@ -120,7 +109,7 @@ TEST_CASE("The stack of a rank names the function that loops for ever",
     CHECK(main.at("problem") == "");
     CHECK(main.at("frames").size() > 3);
   }
-  auto none = stack_of(dir, {"2"});
+  auto none = ask_run(dir, {"stack", "2"});
   CHECK(none.code == 2);
   CHECK_THAT(none.output,
              ContainsSubstring("run: no rank 2; its ranks are 0 to 1"));
@@ -132,7 +121,7 @@ TEST_CASE("The stack of a rank names the function that loops for ever",
   CHECK_THAT(stopped.output, ContainsSubstring("rank 1 is stopped: "));
   REQUIRE(::kill(stacks.at(1).at("pid").get<pid_t>(), SIGKILL) == 0);
   REQUIRE(run.join() == 3);
-  auto over = stack_of(dir, {"1"});
+  auto over = ask_run(dir, {"stack", "1"});
   CHECK(over.code == 3);
   CHECK_THAT(over.output, ContainsSubstring("only a live rank has stacks"));
 }
@@ -148,7 +137,7 @@ TEST_CASE("A run that is asked for its stacks learns what it would have",
     REQUIRE(run.wait_for(" 2/1000000"));
     if (asked) {
       for (int answers = 0; answers < 20;) {
-        auto x = stack_of(dir, {"--json"});
+        auto x = ask_run(dir, {"stack", "--json"});
         // A rank can be late.
         INFO(x.output);
         REQUIRE((x.code == 0 || x.code == 1));

@@ -2,10 +2,8 @@
 
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/checkpoint/manifest.hpp"
-#include "runtime/session/placement.hpp"
+#include "tests/support/averaged_ranks.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch/two_layers.hpp"
-#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
@@ -26,19 +24,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint64_t ranks = 4; // two replicas of two
-
-struct averaged_job {
-  bool shards = false;
-  bool half = false;
-};
-
 using values = std::map<std::string, Tensor>;
 
 /// What each rank is told of the whole model.
 struct end_of_run {
-  std::vector<values> weights = std::vector<values>(ranks);
-  std::vector<values> averages = std::vector<values>(ranks);
+  std::vector<values> weights = std::vector<values>(averaged_ranks);
+  std::vector<values> averages = std::vector<values>(averaged_ranks);
 };
 
 template <class Model>
@@ -47,35 +38,9 @@ values values_of(const Model& model) {
   return {xs.begin(), xs.end()};
 }
 
-/// Calls `f` on each rank with the session, the model, its optimizer and what
-/// makes a step.
 template <class F>
 void run_ranks(const averaged_job& x, F f) {
-  virtual_world_options world;
-  world.config.pipeline_parallel_degree = 2;
-  world.config.ddp = true;
-  world.config.shard_optimizer_state = x.shards;
-  world.config.bf16_params = x.half;
-  world.config.threads = 1;
-  run_virtual_world(ranks, world, [&](session& s) {
-    distributed_model model{seeded([] { return two_layers{}; })};
-    place_in_turn(model);
-    torch::optim::SGD sgd{model->parameters(), 0.5};
-    distributed_optimizer optimizer{sgd, {.ema_decay = 0.75}};
-    auto train_step = step([&](Tensor data) {
-      auto loss = model(data).to(torch::kFloat).square().mean();
-      model.backward(loss);
-      return loss;
-    });
-    f(s, model, optimizer, [&](int64_t i) {
-      optimizer.zero_grad();
-      auto data = torch::sin(torch::arange(32).view({8, 4}) * 0.3 + i);
-      train_step(data.to(x.half ? torch::kBFloat16 : torch::kFloat)
-                   .chunk(static_cast<int64_t>(dp_size()))
-                   .at(dp_rank()));
-      optimizer.step();
-    });
-  });
+  run_averaged_ranks<torch::optim::SGD>(x, 0.5, f);
 }
 
 /// Three steps, then a checkpoint of the weights in PATH/outside, and one while

@@ -2,11 +2,9 @@
 
 #include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "runtime/checkpoint/pending_checkpoint.hpp"
-#include "runtime/session/placement.hpp"
+#include "tests/support/averaged_ranks.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
-#include "tests/support/torch/two_layers.hpp"
-#include "tests/support/torch/two_ranks.hpp"
 
 #include <torch/optim/adamw.h>
 
@@ -74,44 +72,9 @@ extern "C" int fsync(int fd) {
 
 namespace {
 
-constexpr uint64_t ranks = 4; // two replicas of two
-
-struct options {
-  bool shards = false;
-  bool half = false;
-  bool offloads = false;
-};
-
-/// Calls `f` on each rank with the session, the model, its optimizer and what
-/// makes a step.
 template <class F>
-void run_ranks(const options& x, F f) {
-  virtual_world_options world;
-  world.config.pipeline_parallel_degree = 2;
-  world.config.ddp = true;
-  world.config.shard_optimizer_state = x.shards;
-  world.config.bf16_params = x.half;
-  world.config.offload_optimizer = x.offloads;
-  world.config.threads = 1;
-  run_virtual_world(ranks, world, [&](session& s) {
-    distributed_model model{seeded([] { return two_layers{}; })};
-    place_in_turn(model);
-    torch::optim::AdamW adamw{model->parameters(), 0.1};
-    distributed_optimizer optimizer{adamw, {.ema_decay = 0.75}};
-    auto train_step = step([&](Tensor data) {
-      auto loss = model(data).to(torch::kFloat).square().mean();
-      model.backward(loss);
-      return loss;
-    });
-    f(s, model, optimizer, [&](int64_t i) {
-      optimizer.zero_grad();
-      auto data = torch::sin(torch::arange(32).view({8, 4}) * 0.3 + i);
-      train_step(data.to(x.half ? torch::kBFloat16 : torch::kFloat)
-                   .chunk(static_cast<int64_t>(dp_size()))
-                   .at(dp_rank()));
-      optimizer.step();
-    });
-  });
+void run_ranks(const averaged_job& x, F f) {
+  run_averaged_ranks<torch::optim::AdamW>(x, 0.1, f);
 }
 
 std::map<std::string, std::string> files_of(const fs::path& folder) {
@@ -125,11 +88,11 @@ std::map<std::string, std::string> files_of(const fs::path& folder) {
 
 TEST_CASE("what is trained while a checkpoint is written is not in it",
           "[runtime][checkpoint][R51]") {
-  auto x = GENERATE(options{}, options{.shards = true, .half = true});
+  auto x = GENERATE(averaged_job{}, averaged_job{.shards = true, .half = true});
   scratch_dir dir;
   auto at_once = dir.path / "at once", later = dir.path / "later",
        trained = dir.path / "trained";
-  std::vector<int> done(ranks, -1);
+  std::vector<int> done(averaged_ranks, -1);
   run_ranks(x, [&](session& s, auto& model, auto& optimizer, auto train) {
     train(0);
     optimizer.swap_averages(); // so that weights are swapped for the copy
@@ -148,7 +111,7 @@ TEST_CASE("what is trained while a checkpoint is written is not in it",
     pending.await();
     save_checkpoint(trained, 1, model, {&optimizer});
   });
-  CHECK(done == std::vector<int>(ranks, 0));
+  CHECK(done == std::vector<int>(averaged_ranks, 0));
   auto expected = files_of(at_once / "step-1");
   auto others = files_of(trained / "step-1");
   CHECK(expected.size() > 4); // of each rank, and a manifest
@@ -169,7 +132,7 @@ TEST_CASE(
   "on",
   "[runtime][checkpoint]") {
   scratch_dir dir;
-  std::vector<int> done(ranks);
+  std::vector<int> done(averaged_ranks);
   run_ranks({.offloads = true},
             [&](session& s, auto& model, auto& optimizer, auto train) {
               train(0);
@@ -177,13 +140,13 @@ TEST_CASE(
               done.at(s.rank()) = pending.done();
               pending.await();
             });
-  CHECK(done == std::vector<int>(ranks, 1));
+  CHECK(done == std::vector<int>(averaged_ranks, 1));
 }
 
 TEST_CASE("all ranks hear of a checkpoint that one could not write meanwhile",
           "[runtime][checkpoint][R51]") {
   scratch_dir dir;
-  std::vector<std::string> told(ranks), refused(ranks);
+  std::vector<std::string> told(averaged_ranks), refused(averaged_ranks);
   run_ranks({}, [&](session& s, auto& model, auto& optimizer, auto train) {
     train(0);
     save_checkpoint(dir.path, 5, model, {&optimizer});
@@ -201,8 +164,8 @@ TEST_CASE("all ranks hear of a checkpoint that one could not write meanwhile",
     if (save(7) != "no error")
       told.at(s.rank()) += ", and nothing can be saved later";
   });
-  CHECK(told == std::vector<std::string>(ranks, told[0]));
-  CHECK(refused == std::vector<std::string>(ranks, refused[0]));
+  CHECK(told == std::vector<std::string>(averaged_ranks, told[0]));
+  CHECK(refused == std::vector<std::string>(averaged_ranks, refused[0]));
   CHECK_THAT(told[0], ContainsSubstring("rank 1")
                         && ContainsSubstring("state-1.safetensors: rename")
                         && !ContainsSubstring("later"));
