@@ -4,6 +4,7 @@
 #include "runtime/base/nearest_name.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/config/config_schema.hpp"
+#include "runtime/launch/environment.hpp"
 #include "transport/build_id.hpp"
 
 #include <CLI/CLI.hpp>
@@ -12,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <utility>
@@ -99,12 +101,18 @@ void add_run_options(CLI::App& app, raw_options& x) {
 void add_nodes_options(CLI::App& app, nodes_command& x) {
   app
     .add_option("--nodes", x.nodes,
-                "The run is on N machines, with this command on each")
+                "The run is on N machines, with this command on each; under "
+                "srun and the like, as one process on each")
     ->type_name("N")
     ->check(CLI::Range(1, 65536));
-  app.add_option("--node-rank", x.node, "Which machine this is, from 0")
+  app
+    .add_option("--node-rank", x.node,
+                "Which machine this is, from 0; default: as srun says")
     ->type_name("K");
-  app.add_option("--master", x.master, "Name or address of machine 0")
+  app
+    .add_option("--master", x.master,
+                "Name or address of machine 0; default: MASTER_ADDR and "
+                "MASTER_PORT")
     ->type_name("HOST:PORT");
   app
     .add_option("--ranks-per-node", x.ranks,
@@ -212,6 +220,33 @@ std::string complaint(const command_line& x) {
   return {};
 }
 
+/// What the user does not say, the launcher that started this process on each
+/// machine does: srun --ntasks-per-node=1.
+/// @returns what is wrong, or nothing
+std::string take_place(nodes_command& x) {
+  if (x.nodes == 0 || (x.node && !x.master.empty()))
+    return {};
+  auto place = read_place_in_run([](const char* name) {
+    return static_cast<const char*>(std::getenv(name));
+  });
+  if (!place)
+    return {};
+  if (!x.node && place->world_size != x.nodes)
+    return fmt::format(
+      "--nodes {}, but by {} there are {} processes: start one on each machine "
+      "(srun --ntasks-per-node=1), or give --node-rank K",
+      x.nodes, place->told_by, place->world_size);
+  if (!x.node)
+    x.node = place->rank;
+  if (x.master.empty() && place->rendezvous_port != 0) {
+    auto& host = place->rendezvous_address;
+    const bool ipv6 = host.find(':') != std::string::npos;
+    x.master = fmt::format("{}:{}", ipv6 ? '[' + host + ']' : host,
+                           place->rendezvous_port);
+  }
+  return {};
+}
+
 /// @returns which options do not go together, or nothing.
 std::string complaint(const nodes_command& x) {
   if (!x.hosts.empty())
@@ -224,7 +259,8 @@ std::string complaint(const nodes_command& x) {
              ? "--node-rank, --master and --ranks-per-node go with --nodes N"
              : "";
   if (!x.node || x.master.empty())
-    return "--nodes needs --node-rank K and --master HOST:PORT";
+    return "--nodes needs --node-rank K and --master HOST:PORT, or a launcher "
+           "that starts it on each machine, with MASTER_ADDR and MASTER_PORT";
   if (*x.node >= x.nodes)
     return fmt::format("--node-rank {} must be less than --nodes {}", *x.node,
                        x.nodes);
@@ -379,8 +415,12 @@ std::string finish(raw_options& x, const CLI::App& app) {
     x.result.overrides.push_back(fmt::format("--ranks={}", *x.ranks));
   if (auto text = apply_keys(x); !text.empty())
     return text;
-  if (auto text = complaint(x.result.nodes); !text.empty())
-    return text;
+  if (!started_by_our_launcher()) { // which has checked this
+    if (auto text = take_place(x.result.nodes); !text.empty())
+      return text;
+    if (auto text = complaint(x.result.nodes); !text.empty())
+      return text;
+  }
   if (auto text = complaint(x.result); !text.empty())
     return text;
   auto level = levels.find(x.level);

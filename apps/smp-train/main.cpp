@@ -339,6 +339,15 @@ void check_modes(const command_line& cmd, const std::vector<run_mode>& modes,
     throw config_error("over several machines, --modes takes one mode");
 }
 
+/// With --nodes or --hosts a process starts ranks, whatever started it, and
+/// only those are ranks.
+std::optional<rank_environment> place_of(const command_line& cmd) {
+  const bool starts = cmd.nodes.nodes > 0 || !cmd.nodes.hosts.empty();
+  if (starts && !started_by_our_launcher())
+    return std::nullopt;
+  return read_rank_environment();
+}
+
 /// Who starts ranks can start them again.
 /// @param x set in a rank
 void check_restarts(const command_line& cmd, const train_config& config,
@@ -351,10 +360,12 @@ void check_restarts(const command_line& cmd, const train_config& config,
       "which may lose one; leave it out");
   if (config.train.max_restarts > 0 && other_launcher)
     throw config_error(fmt::format(
-      "train.max_restarts = {} is for ranks that smp-train itself starts; "
-      "leave it out under mpirun, srun or torchrun, and let Slurm (sbatch "
-      "--requeue), Kubernetes (backoffLimit) or a loop give the command again, "
-      "which goes on from checkpoint.dir",
+      "train.max_restarts = {} is for ranks that smp-train itself starts: "
+      "under "
+      "mpirun or srun, start one process on each machine, with --nodes N; or "
+      "leave it out, and let Slurm (sbatch --requeue), Kubernetes "
+      "(backoffLimit) or a loop give the command again, which goes on from "
+      "checkpoint.dir",
       config.train.max_restarts));
 }
 
@@ -484,7 +495,7 @@ int run(int argc, char** argv) {
     partition_tree_file(cmd->partition, stderr_is_terminal());
     return exit_done;
   }
-  const auto environment = read_rank_environment();
+  const auto environment = place_of(*cmd);
   auto report = read_config(cmd->config, cmd->overrides,
                             environment ? std::optional{environment->world_size}
                                         : std::nullopt);

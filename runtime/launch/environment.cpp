@@ -34,6 +34,8 @@ namespace {
 
 // -- variables ----------------------------------------------------------------
 
+constexpr const char* rendezvous_variable = "SMP_RENDEZVOUS";
+
 const char* own_variable(const char* name) {
   return std::getenv(name);
 }
@@ -141,7 +143,7 @@ std::optional<rank_environment> read_ours(const variable_source& of) {
     fail("environment: SMP_RANK is set but SMP_RUN_ID is not");
   result->run_id = *run_id;
   // An address means that our launcher is already listening there.
-  if (auto address = variable(of, "SMP_RENDEZVOUS")) {
+  if (auto address = variable(of, rendezvous_variable)) {
     read_address(*result, *address);
     result->supervised = true;
     result->no_shared_memory = variable(of, no_shared_memory_variable)
@@ -285,6 +287,10 @@ std::string private_directory() {
 }
 
 } // namespace
+
+bool started_by_our_launcher() {
+  return variable(own_variable, rendezvous_variable).has_value();
+}
 
 std::optional<rank_environment> read_place_in_run(const variable_source& of) {
   for (auto read :

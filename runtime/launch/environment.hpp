@@ -44,6 +44,9 @@ struct rank_environment {
 /// or if no directory for the rendezvous can be used
 std::optional<rank_environment> read_rank_environment();
 
+/// @returns whether this process is a rank that our launcher started
+bool started_by_our_launcher();
+
 /// @returns a variable of some environment; null if it is not set
 using variable_source = std::function<const char*(const char*)>;
 

@@ -142,9 +142,10 @@ TEST_CASE_METHOD(restarted_run,
      "fewer ranks: with 2, "},
     {{"--ranks=2"},
      2,
-     "train.max_restarts = 3 is for ranks that smp-train itself starts; leave "
-     "it out under mpirun",
-     of_two_under_mpirun(0)}};
+     "train.max_restarts = 3 is for ranks that smp-train itself starts: under "
+     "mpirun or srun, start one process on each machine, with --nodes N",
+     of_two_under_mpirun(0)},
+    {{"--nodes=4"}, 2, "there are 2 processes", of_two_under_mpirun(0)}};
   for (auto& x : rows) {
     auto run = train("run", {"--train.max_restarts=3"}, x.environment,
                      x.options);

@@ -70,6 +70,7 @@ TEST_CASE_METHOD(restarted_machines,
                  "last bit",
                  "[apps][machines][restarts]") {
   train_unharmed();
+  by_srun = true; // only the unharmed one was not
   start_launchers(words("run", "checkpoints"));
   await_step(6);
   REQUIRE(::kill(process_of(3), SIGKILL) == 0); // of the second machine

@@ -7,6 +7,7 @@
 #include "tests/support/runs/machines.hpp"
 #include "tests/support/runs/recorded_runs.hpp"
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -100,15 +101,32 @@ struct machines_dir : recorded_runs {
 
 /// Two launchers, one on each machine.
 struct launchers : machines_dir {
-  /// What a user types on machine `node`.
+  /// What a user types on machine `node`, or what srun starts there.
   std::vector<std::string> command(const std::string& node,
                                    std::vector<std::string> more) const {
     std::vector<std::string> result{built_program("smp-train")};
     result.insert(result.end(), more.begin(), more.end());
-    more = {"--ranks",     "4",  "--nodes",  "2",
-            "--node-rank", node, "--master", on.name(0) + ":29400"};
+    more = {"--ranks", "4", "--nodes", "2"};
+    if (!by_srun)
+      more.insert(more.end(),
+                  {"--node-rank", node, "--master", on.name(0) + ":29400"});
     result.insert(result.end(), more.begin(), more.end());
     return result;
+  }
+
+  /// srun --ntasks-per-node=1 of Slurm 22.05
+  std::map<std::string, std::string>
+  variables_of_srun(const std::string& node) const {
+    return {{"SLURM_JOB_ID", "7"},
+            {"SLURM_STEP_ID", "0"},
+            {"SLURM_NTASKS", "2"},
+            {"SLURM_STEP_NUM_TASKS", "2"},
+            {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+            {"SLURM_PROCID", node},
+            {"SLURM_NODEID", node},
+            {"SLURM_LOCALID", "0"},
+            {"MASTER_ADDR", on.name(0)},
+            {"MASTER_PORT", "29400"}};
   }
 
   void start_launchers(std::vector<std::string> more) {
@@ -120,9 +138,14 @@ struct launchers : machines_dir {
 
   std::unique_ptr<program>
   start_launcher(size_t node, const std::vector<std::string>& more) {
+    auto number = std::to_string(node);
     return std::unique_ptr<program>{
-      new program(on.start(node, command(std::to_string(node), more), path))};
+      new program(on.start(node, command(number, more), path,
+                           by_srun ? variables_of_srun(number)
+                                   : std::map<std::string, std::string>{}))};
   }
+
+  bool by_srun = false;
 };
 
 } // namespace smp::test
