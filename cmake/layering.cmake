@@ -41,7 +41,8 @@ set(allowed_python "python/" "smp/schedule_actor\\.hpp" "tp/functions\\.hpp" "ru
 # Programs that look at runs start at once, without LibTorch.
 set(viewers "apps/(report|web|smp-inspect|smp-top)/")
 set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp"
-  "actors/flight/" "transport/files/run_secret\\.hpp")
+  "actors/flight/" "transport/files/run_secret\\.hpp"
+  "partition/short_type\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.
 # ("client" is not a subfolder: all of it is for those who look from outside.)

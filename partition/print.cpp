@@ -1,5 +1,7 @@
 #include "partition/print.hpp"
 
+#include "partition/short_type.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -108,18 +110,6 @@ std::string bar(double share, size_t width = bar_width) {
   for (; eighths >= 8; eighths -= 8)
     result += "█";
   return result + parts[eighths];
-}
-
-/// The class name without namespaces and without LibTorch's suffix "Impl".
-std::string short_type(std::string x) {
-  auto end = x.find('<');
-  auto begin = x.find_last_of(":.", end);
-  if (begin != std::string::npos)
-    x.erase(0, begin + 1);
-  for (std::string suffix : {"_impl", "Impl"})
-    if (x.size() > suffix.size() && x.ends_with(suffix))
-      x.resize(x.size() - suffix.size());
-  return x;
 }
 
 // -- tree ---------------------------------------------------------------------

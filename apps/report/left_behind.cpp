@@ -1,6 +1,7 @@
 #include "apps/report/left_behind.hpp"
 
 #include "apps/report/text_layout.hpp"
+#include "partition/short_type.hpp"
 
 #include <fmt/format.h>
 
@@ -52,17 +53,6 @@ std::string share_text(const json& x) {
   return x.is_number() ? fmt::format("{:.1f} %", 100 * x.get<double>()) : "";
 }
 
-/// "torch::nn::LinearImpl" is a Linear.
-std::string short_type(std::string x) {
-  if (auto end = x.find_last_of(".:"); end != std::string::npos)
-    x = x.substr(end + 1);
-  if (x.ends_with("Impl"))
-    x.resize(x.size() - 4);
-  if (x.ends_with("_impl"))
-    x.resize(x.size() - 5);
-  return x;
-}
-
 /// @param parent null for the root
 std::string line_of(const json& node, const json* parent, size_t depth) {
   auto name = node.value("name", std::string{"?"});
@@ -85,8 +75,7 @@ json stored_waits(const std::string& run_dir) {
   if (!x.is_object() || !x.contains("text") || !x["text"].is_string())
     return {};
   return {{"chain", printable(x["text"].get<std::string>())},
-          {"all", texts_in(x, "waits")},
-          {"quiet_seconds", nullptr}};
+          {"all", texts_in(x, "waits")}};
 }
 
 json stored_partition(const std::string& run_dir) {

@@ -223,7 +223,8 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
                                             : exit_interrupted;
     }
     auto summary = train(s, config, run_dir, all, interrupted());
-    if (screen)
+    // Of a run that goes on the launcher says all there is to say.
+    if (screen && !begins_again())
       screen->end(summary, run_dir);
     if (log)
       log->info(summary.interrupted ? "interrupted" : "done");

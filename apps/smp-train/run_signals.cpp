@@ -1,5 +1,7 @@
 #include "apps/smp-train/run_signals.hpp"
 
+#include "runtime/launch/process_group.hpp"
+
 #include <csignal>
 #include <cstdlib>
 
@@ -10,21 +12,25 @@ namespace {
 constexpr int code_of_interrupt = 130;
 
 std::atomic<bool> was_interrupted = false;
+std::atomic<bool> will_begin_again = false;
 std::atomic<bool> wants_to_save = false;
 
-void on_interrupt(int) {
+void on_interrupt(int, siginfo_t* from, void*) {
+  if (from->si_code == SI_QUEUE
+      && from->si_value.sival_int == begins_again_value)
+    will_begin_again = true;
   if (was_interrupted.exchange(true))
     std::_Exit(code_of_interrupt);
 }
 
-void on_save(int) {
+void on_save(int, siginfo_t*, void*) {
   wants_to_save = true;
 }
 
-void handle(int number, void (*handler)(int)) {
+void handle(int number, void (*handler)(int, siginfo_t*, void*)) {
   struct sigaction action = {};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = handler;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   ::sigaction(number, &action, nullptr);
 }
 
@@ -56,6 +62,10 @@ void catch_signals(const train_config& config, bool supervised) {
 
 const std::atomic<bool>& interrupted() noexcept {
   return was_interrupted;
+}
+
+bool begins_again() noexcept {
+  return will_begin_again;
 }
 
 bool take_wish_to_save() noexcept {

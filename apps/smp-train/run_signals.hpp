@@ -19,6 +19,9 @@ void catch_signals(const train_config& config, bool supervised);
 /// second Ctrl-C ends the process at once; our launcher passes only one on.
 const std::atomic<bool>& interrupted() noexcept;
 
+/// @returns whether it was our launcher, which will start this rank again
+bool begins_again() noexcept;
+
 /// @returns whether `checkpoint.signal` came since the last call
 bool take_wish_to_save() noexcept;
 

@@ -207,11 +207,11 @@ function showRanks(ranks) {
 
 function showWaits(waits, run) {
   const stands = waits
-    && (run.stalled || waits.quiet_seconds === null || waits.quiet_seconds > 2);
+    && (run.stalled || !("quiet_seconds" in run) || run.quiet_seconds > 2);
   byId("waits-box").hidden = !stands || !waits.chain && waits.all.length === 0;
   if (!waits) return;
-  const quiet = waits.quiet_seconds > 2
-    ? "Nothing has moved for " + secondsText(waits.quiet_seconds) + ".\n" : "";
+  const quiet = run.quiet_seconds > 2
+    ? "Nothing has moved for " + secondsText(run.quiet_seconds) + ".\n" : "";
   byId("chain").textContent = quiet + waits.chain;
   fill(byId("waits"), waits.all.map((x) => make("li", x)));
 }

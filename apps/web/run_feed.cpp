@@ -86,12 +86,6 @@ json metrics_json(const std::vector<step_point>& xs) {
   return result;
 }
 
-json all_waits_json(const run_status& x) {
-  auto result = waits_json(x);
-  result["quiet_seconds"] = x.stalls.quiet_seconds;
-  return result;
-}
-
 json traffic_json(const run_status& x) {
   auto result = json::array();
   for (auto& rank : x.ranks)
@@ -124,7 +118,7 @@ json run_feed::look(std::chrono::milliseconds patience) {
   json result{{"run", std::move(run)}};
   auto& status = now.status;
   result["ranks"] = status ? ranks_json(now, rows) : json{};
-  result["waits"] = status ? all_waits_json(*status)
+  result["waits"] = status ? waits_json(*status)
                            : stored_waits(source_.place());
   result["traffic"] = status ? traffic_json(*status) : json{};
   result["grid"] = grid_of(now);

@@ -21,7 +21,7 @@ namespace smp::app {
 ///   run        what `head_json` says, and "time" (when this was, in ms)
 ///   ranks      rows of smp-top, with "pp", "host", "pid", "step", "why" and
 ///              "oldest", the longest wait in seconds
-///   waits      who waits for whom: "chain", "all", "quiet_seconds"
+///   waits      who waits for whom: "chain", "all"
 ///   traffic    messages between ranks since the session began
 ///   grid       see pipeline_grid.hpp
 ///   metrics    a list for each of "step", "loss" ...
@@ -60,8 +60,7 @@ json ranks_json(const run_look& x, const std::vector<rank_row>& rows);
 /// The part "metrics".
 json metrics_json(const std::vector<step_point>& xs);
 
-/// The parts "waits" and "traffic" of a run that answers.
-json all_waits_json(const run_status& x);
+/// The part "traffic" of a run that answers.
 json traffic_json(const run_status& x);
 
 /// @returns seconds that the oldest request of a rank is there; 0: none is

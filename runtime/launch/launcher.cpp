@@ -263,7 +263,11 @@ public:
     do {
       if (!enter())
         break;
-      attempt();
+      try {
+        attempt();
+      } catch (const error& e) {
+        no_attempt(e);
+      }
     } while (next_.again);
     return code_;
   }
@@ -274,6 +278,21 @@ private:
   bool enter();
 
   void attempt();
+
+  /// The ranks of an attempt could not be started.
+  /// @throws error `e` if it was the first attempt: nothing is left of the run
+  void no_attempt(const error& e) {
+    if (note_.restarts == 0) {
+      entry_.reset();
+      std::error_code ignored; // an empty directory is nothing, too
+      if (!options_.log_dir.empty())
+        std::filesystem::remove(options_.log_dir, ignored);
+      throw e;
+    }
+    next_ = {};
+    code_ = exit_code_of(e.code());
+    end({}, fmt::format("not started again: {}", e.what()));
+  }
 
   /// Waits for an attempt in which this machine has a place.
   void stand_by();

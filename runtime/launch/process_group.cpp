@@ -230,7 +230,7 @@ void process_group::interrupt(std::string why) {
     if (interrupted_ || ending_ || all_gone())
       return;
     print_stderr("smp: {}\n", why);
-    interrupt_all();
+    interrupt_all(begins_again_value);
   });
 }
 
@@ -459,12 +459,12 @@ void process_group::on_interrupt() {
   interrupt_all();
 }
 
-void process_group::interrupt_all() {
+void process_group::interrupt_all(int value) {
   interrupted_ = true;
   again_timers_.clear();
   for (auto& x : children_)
     if (!x.end)
-      ::kill(x.pid, SIGINT);
+      ::sigqueue(x.pid, SIGINT, {.sival_int = value});
   after(term_timer_, options_.interrupt_grace, SIGTERM);
   after(kill_timer_, options_.interrupt_grace + options_.grace, SIGKILL);
 }

@@ -30,6 +30,10 @@ inline constexpr const char* ends_with_output_variable = "SMP_ENDS_WITH_OUTPUT";
 
 // Exit codes of a run and of a rank.
 inline constexpr int code_interrupted = 130;
+
+/// The value of a SIGINT (sigqueue) with which a launcher interrupts ranks that
+/// it will start again.
+inline constexpr int begins_again_value = 1;
 inline constexpr int code_rank_failed = 3;
 
 /// Starts processes, waits for them, and ends all of them when one fails
@@ -169,7 +173,7 @@ private:
   void await_output_end();
   void on_signal(int number);
   void on_interrupt();
-  void interrupt_all();
+  void interrupt_all(int value = 0);
   void pass_on(int number);
   void reap_all();
   void look_for_stops();

@@ -1,5 +1,6 @@
 #include "runtime/sharing/sharing_explanations.hpp"
 
+#include "partition/short_type.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/sharing/native_modules.hpp"
 #include "runtime/sharing/sharing_request_lookup.hpp"
@@ -9,23 +10,11 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
+#include <string>
 
 namespace smp {
 
 namespace {
-
-/// @returns "Conv2d" of "torch::nn::Conv2dImpl" and of
-/// "torch.nn.modules.conv.Conv2d"
-std::string short_type(std::string_view x) {
-  constexpr std::string_view suffix = "Impl";
-  auto name = x.substr(0, x.find('<'));
-  if (auto last = name.find_last_of(":."); last != name.npos)
-    x.remove_prefix(last + 1);
-  if (x.ends_with(suffix))
-    x.remove_suffix(suffix.size());
-  return std::string{x};
-}
 
 /// The modules that are shared or cut, with the modules inside of them.
 std::set<uint32_t> modules_in_parts(const walked_model& model,

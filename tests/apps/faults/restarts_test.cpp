@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/resource.h>
+
 // Runs that their launcher starts again (docs/recovery.md).
 
 using Catch::Matchers::ContainsSubstring;
@@ -114,6 +116,24 @@ TEST_CASE_METHOD(restarted_run, "a run that waits to begin again can be ended",
   auto end = nlohmann::json::parse(content_of(path / "run/end.json"));
   CHECK(end["exit_code"] == 130);
   CHECK(end["restarts"] == 1);
+}
+
+TEST_CASE_METHOD(restarted_run, "a run that cannot begin again says why",
+                 "[apps][restarts]") {
+  auto run = train("run", {"--train.max_restarts=10"});
+  kill_at(*run, 1, 0);
+  REQUIRE(run->wait_for("restart 1 of 10 in 1 s"));
+  const rlimit few{47, 47}; // open files
+  REQUIRE(::prlimit(run->pid(), RLIMIT_NOFILE, &few, nullptr) == 0);
+  CHECK(run->join() == 2);
+  CHECK_THAT(run->output(), ContainsSubstring("\nsmp: not started again: "));
+  auto end = nlohmann::json::parse(content_of(path / "run/end.json"));
+  CHECK(end["exit_code"] == 2);
+  CHECK(end["restarts"] == 1);
+  CHECK_THAT(end["cause"].get<std::string>(),
+             ContainsSubstring("killed by signal 9 (SIGKILL); not started "
+                               "again: "));
+  CHECK_FALSE(fs::exists(path / "run/inspect.entry"));
 }
 
 TEST_CASE_METHOD(restarted_run,

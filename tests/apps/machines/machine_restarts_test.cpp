@@ -210,6 +210,7 @@ TEST_CASE_METHOD(elastic_machines,
   auto codes = join_all();
   INFO(output(0) << output(1));
   REQUIRE(codes == std::vector{0, 0});
+  CHECK_THAT(output(0), !ContainsSubstring("with the same command"));
   CHECK_THAT(output(0), ContainsSubstring("smp: machine 1 is back: saving, to "
                                           "start again with it\n")
                           && ContainsSubstring("done; starts again, from "));
