@@ -45,7 +45,9 @@ at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
     throw error{error_code::config,
                 "axis " + std::to_string(axis) + " has the size "
                   + std::to_string(size) + ", which " + std::to_string(parts)
-                  + " microbatches (smp.microbatches) do not divide"};
+                  + " microbatches (smp.microbatches) do not divide; leave an "
+                    "incomplete last batch out (a DataLoader's drop_last), or "
+                    "choose a divisor"};
   auto length = size / parts;
   auto part = x.narrow(axis, static_cast<int64_t>(index) * length, length);
   if (auto* trace = tracer::current())
