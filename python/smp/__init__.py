@@ -22,8 +22,15 @@ Start it with ``python -m smp.run -n 2 train.py`` or with torchrun.
 
 import os as _os
 
-# LibTorch's OpenMP reads it when it is loaded; settle_process sets the rest.
-_os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# LibTorch's OpenMP and UCX read these when they are loaded. UCX warns of those
+# that come later.
+for _name, _value in (
+    ("OMP_WAIT_POLICY", "passive"),
+    ("UCX_MEM_MMAP_HOOK_MODE", "none"),
+    ("UCX_MEMTYPE_CACHE", "n"),
+    ("UCX_DEBUG_SIGNO", "0"),
+):
+    _os.environ.setdefault(_name, _value)
 
 import torch as _torch  # noqa: E402, F401 -- its libraries come before ours
 

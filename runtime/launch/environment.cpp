@@ -337,20 +337,6 @@ void open_standard_descriptors() {
 
 } // namespace
 
-namespace {
-
-/// @returns whether any variable was missing
-bool set_variables() {
-  bool missing = false;
-  for (auto& x : variables_before_exec) {
-    missing |= std::getenv(x.name) == nullptr;
-    ::setenv(x.name, x.value, 0);
-  }
-  return missing;
-}
-
-} // namespace
-
 void settle_process() {
   open_standard_descriptors();
   use_limits();
@@ -360,7 +346,6 @@ void settle_process() {
   // Nothing returns to the system, so memory that one thread frees must serve
   // the others: with an arena each, several held memory for gradients.
   ::mallopt(M_ARENA_MAX, 1);
-  set_variables();
 }
 
 void prepare_process(int, char** argv) {
@@ -373,7 +358,11 @@ void prepare_process(int, char** argv) {
   constexpr auto guard = "SMP_PREPARED";
   bool again = std::getenv(guard) != nullptr;
   ::unsetenv(guard);
-  auto missing = set_variables();
+  bool missing = false;
+  for (auto& x : variables_before_exec) {
+    missing |= std::getenv(x.name) == nullptr;
+    ::setenv(x.name, x.value, 0);
+  }
   settle_process();
   if (!missing || again)
     return;

@@ -89,12 +89,12 @@ inline constexpr environment_variable variables_before_exec[] = {
 /// @returns true if a terminal shows what this process writes to stderr
 bool stderr_is_terminal();
 
-/// What of that can still be set in a program that is running: it must not be
-/// executed again. Before it uses LibTorch.
+/// Settings of a process that is running, before it uses LibTorch: files,
+/// limits, malloc's thresholds.
 void settle_process();
 
-/// First call in main (R27): sets malloc's thresholds, and re-executes the
-/// program once if variables that must precede exec are missing. Variables that
+/// First call in main (R27): settles the process, and re-executes the program
+/// once if variables that must precede exec are missing. Variables that
 /// are already set to other values stay as they are.
 void prepare_process(int argc, char** argv);
 
