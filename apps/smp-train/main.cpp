@@ -166,10 +166,18 @@ std::string resume_command(const command_line& cmd,
 std::shared_ptr<rank_log> log_of_rank(session& s, const command_line& cmd,
                                       const std::string& run_dir,
                                       bool supervised) {
+  std::shared_ptr<rank_log> result;
   if (!supervised)
-    return std::make_shared<rank_log>(
+    result = std::make_shared<rank_log>(
       cmd.level, fmt::format("{}/log-{}.txt", run_dir, s.rank()));
-  return s.rank() > 0 ? std::make_shared<rank_log>(cmd.level) : nullptr;
+  else if (s.rank() > 0)
+    result = std::make_shared<rank_log>(cmd.level);
+  if (result)
+    result->info(fmt::format(
+      "rank {} of {}, pp_rank {}, process {}, local rank {} of {} on {}",
+      s.rank(), s.size(), s.pp_rank(), ::getpid(), local_rank(), local_size(),
+      host_name()));
+  return result;
 }
 
 /// @param supervised our launcher keeps stderr as this rank's log
@@ -194,13 +202,8 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
                                             restart_number() > 0,
                                             resume_command(cmd, config)});
   listeners all;
-  if (log) {
-    log->info(fmt::format(
-      "rank {} of {}, pp_rank {}, process {}, local rank {} of {} on {}",
-      s.rank(), s.size(), s.pp_rank(), ::getpid(), local_rank(), local_size(),
-      host_name()));
+  if (log)
     all.add(*log);
-  }
   // Supervised, the log is the rank's stderr, which has the report already.
   if (!supervised)
     on_stall(s, [log](const std::string& text, bool ends) {
