@@ -11,10 +11,12 @@ smp.init.
 """
 
 import ast
+import collections
 import copy
 import gc
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ _cases = []
 # Overrides the number of steps of each comparison.
 steps_wanted = None
 verifies = False  # each step also runs in one process
+places = None  # the seed of random places of modules
 
 
 def case(function):
@@ -84,8 +87,9 @@ def run_cases(args, more):
             options[name] = _value(value)
         else:
             wanted.append(arg)
-    global steps_wanted, verifies
+    global steps_wanted, verifies, places
     steps_wanted = options.pop("steps", None)
+    places = options.pop("places", None)
     verifies = options.pop("verify", False)
     torch.set_num_threads(1)
     smp.init(options, **more)
@@ -153,16 +157,19 @@ def compare(
     within=2e-6,
     prepare=lambda model: None,
     alone=None,
-    random=False,
+    each_step=False,
+    anywhere=True,
 ):
     """Trains a module on the ranks and in one process; returns the model.
 
-    ``alone`` is what the process trains, by default a copy of ``net``. A module
-    that draws ``random`` numbers draws the same only in smp.verify."""
+    ``alone`` is what the process trains, by default a copy of ``net``. Modules
+    that draw random numbers draw the same only in smp.verify, and others make the
+    last digit matter: those are compared in ``each_step``. Not all modules can be
+    ``anywhere``."""
     steps = steps_wanted or steps
-    if alone is None and not random:
+    if alone is None and not each_step:
         alone = copy.deepcopy(net)
-    place(net, pins or {})
+    place(net, pins or (random_places(net) if anywhere else {}))
     model = smp.DistributedModel(net)
     prepare(model)
     optimizer = smp.DistributedOptimizer(make(model.parameters()))
@@ -172,12 +179,12 @@ def compare(
     for i in range(steps):
         optimizer.zero_grad()
         part = own_part(batch(i))
-        checks = verifies or random
+        checks = verifies or each_step
         out = smp.verify(train_step, part) if checks else train_step(part)
         loss = out.reduce_mean().item()
         losses.append(sum(smp.allgather(loss)) / smp.size())
         optimizer.step()
-    if random:
+    if each_step:
         assert all(math.isfinite(x) for x in losses), losses
         return model
     parts = 4 * smp.data_size()
@@ -194,6 +201,24 @@ def compare(
 def place(net, places):
     for path, rank in places.items():
         smp.set_partition(net.get_submodule(path), rank % smp.pp_size())
+
+
+def random_places(net):
+    """Of a third of the modules of any kind, except those that have to be
+    together, as they share a parameter."""
+    if places is None:
+        return {}
+    owners = collections.Counter(
+        id(p) for m in net.modules() for p in m.parameters(recurse=False)
+    )
+    g = random.Random(places)
+    return {
+        path: g.randrange(smp.pp_size())
+        for path, m in net.named_modules()
+        if path
+        and all(owners[id(p)] == 1 for p in m.parameters(recurse=False))
+        and g.random() < 0.3
+    }
 
 
 def start_model(net):

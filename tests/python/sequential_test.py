@@ -256,7 +256,7 @@ def numbers_that_children_draw():
         return nn.Sequential(nn.Dropout(), nn.Linear(32, 32), nn.Dropout())
 
     net = Around(blocks(block=block))
-    compare_rows(net, {**below("rows"), "head": 0}, random=True)
+    compare_rows(net, {**below("rows"), "head": 0}, each_step=True)
 
 
 @case
