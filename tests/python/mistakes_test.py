@@ -26,7 +26,7 @@ from harness import (
 
 
 @case
-def an_exception_in_a_module_of_another_rank():
+def an_exception_in_a_module():
     class Fails(Block):
         boom = False
 
@@ -50,6 +50,9 @@ def an_exception_in_a_module_of_another_rank():
     net.h[3].boom = False
     loss = train_step(samples(0)).reduce_mean().item()
     assert loss > 0
+    net.h[0].boom = True  # rank 0 runs it itself
+    e = expect(smp.Error, "KeyError", lambda: train_step(samples(0)))
+    assert e.module == "h.0" and e.rank == 0, (e.module, e.rank, e)
 
 
 @case
