@@ -109,6 +109,10 @@ released_lock::~released_lock() {
     the_lock.take(held_);
 }
 
+double ask_for_lock() {
+  return the_lock.ask != nullptr ? the_lock.ask() : 0;
+}
+
 // -- plain waiter -------------------------------------------------------------
 
 namespace {

@@ -103,10 +103,17 @@ struct lock_of_waits {
   /// @returns what `take` wants; null: the calling thread does not hold it
   void* (*release)() = nullptr;
   void (*take)(void*) = nullptr;
+  /// Asks for it on a thread of its own, unless it still does.
+  /// @returns for how many seconds it has asked
+  double (*ask)() = nullptr;
 };
 
 /// From now on every wait releases it first. Once, before there are waits.
 void release_in_waits(const lock_of_waits& x) noexcept;
+
+/// Asks whether threads get that lock; does not wait for it.
+/// @returns for how many seconds an earlier question has had no answer
+double ask_for_lock();
 
 /// Releases that lock for its lifetime. Whoever blocks a thread on which user
 /// code may run has one.

@@ -14,15 +14,28 @@ class call_slot {
 public:
   static constexpr uint64_t none = ~uint64_t{0};
 
+  /// An execution begins.
+  void begin() noexcept {
+    failed_ = none;
+  }
+
   void enter(module_id x) {
+    failed_ = none; // what failed before was caught
     outer_.push_back(module_.load(relaxed));
     moved(x.value);
   }
 
   /// Ends the innermost call. @pre a call is open
-  void leave() noexcept {
+  /// @param failed by an exception
+  void leave(bool failed) noexcept {
+    failed_ = !failed ? none : failed_ == none ? module() : failed_;
     moved(outer_.back());
     outer_.pop_back();
+  }
+
+  /// @returns the innermost module of those that an exception left
+  uint64_t failed() const noexcept {
+    return failed_;
   }
 
   uint64_t module() const noexcept {
@@ -41,7 +54,9 @@ private:
     module_.store(module, relaxed);
   }
 
-  std::vector<uint64_t> outer_; // accessed by the executing thread only
+  // Accessed by the executing thread only.
+  std::vector<uint64_t> outer_;
+  uint64_t failed_ = none;
   std::atomic<uint64_t> module_ = none;
   std::atomic<uint64_t> calls_ = 0;
 };

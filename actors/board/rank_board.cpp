@@ -1,5 +1,7 @@
 #include "actors/board/rank_board.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -18,6 +20,15 @@ const char* text_of(phase x) {
 /// @returns the reason of a wait at this moment.
 wait_reason reason_now(const wait_reason& x) {
   return x.now ? x.now() : x;
+}
+
+/// Names what executes, and what it may wait for without telling.
+std::string with_lock(std::string what) {
+  constexpr double long_time = 1; // in seconds; threads take turns in less
+  if (auto held = ask_for_lock(); held > long_time)
+    what += fmt::format(" (no thread can take Python's lock for {:.0f} s)",
+                        held);
+  return what;
 }
 
 bool is_answer(const wait_reason& x) {
@@ -117,7 +128,7 @@ activity rank_board::describe(const context_entry& x, bool executes) const {
   activity result;
   result.who = activity::kind::context;
   result.executes = executes;
-  result.what = describe(look);
+  result.what = executes ? with_lock(describe(look)) : describe(look);
   result.brief = brief(look);
   result.serves = look.current.id;
   if (!executes) {
@@ -280,6 +291,9 @@ void rank_board::sample() {
 uint64_t rank_board::look() {
   std::lock_guard guard{mutex_};
   sample();
+  // So that it is known when the first report is due.
+  if (std::exchange(looked_at_, progress_.load()) == progress_)
+    ask_for_lock();
   return progress_;
 }
 
@@ -299,7 +313,7 @@ rank_view rank_board::view() {
   main.executes = !main_wait_ || main_wait_->done();
   main.ends_step = main_ends_step_;
   if (main.executes) {
-    main.what = "user code outside of a step";
+    main.what = with_lock("user code outside of a step");
     main.brief = "user code";
   } else {
     auto why = reason_now(main_reason_);

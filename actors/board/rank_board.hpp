@@ -162,8 +162,9 @@ private:
   const rank_id self_;
   const std::shared_ptr<flight_record> record_;
   std::atomic<uint64_t> progress_ = 0;
-  counters sent_;  // by rank
-  counters taken_; // by rank
+  uint64_t looked_at_ = 0; // what `look` returned last
+  counters sent_;          // by rank
+  counters taken_;         // by rank
 
   mutable std::mutex mutex_;
   std::function<std::string(module_id)> names_;

@@ -3,9 +3,17 @@
 #include "runtime/intercept/tracer.hpp"
 #include "transport/wait.hpp"
 
+#include <pthread.h>
+
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
 
 namespace smp::python {
 
@@ -24,6 +32,50 @@ void* release_lock() {
 
 void take_lock(void* x) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(x));
+}
+
+/// Finds out for stall reports whether threads get the lock. On a thread of its
+/// own, as native code of the user may never give it back.
+class lock_questions {
+public:
+  /// See `lock_of_waits::ask`.
+  double ask() {
+    std::lock_guard guard{mutex_};
+    if (asks_since_)
+      return std::chrono::duration<double>(clock::now() - *asks_since_).count();
+    if (!std::exchange(started_, true))
+      std::thread{[this] { run(); }}.detach();
+    asks_since_ = clock::now();
+    asked_.notify_one();
+    return 0;
+  }
+
+private:
+  using clock = std::chrono::steady_clock;
+
+  void run() {
+    pthread_setname_np(pthread_self(), "smp.lock");
+    for (;;) {
+      {
+        std::unique_lock guard{mutex_};
+        asked_.wait(guard, [this] { return asks_since_.has_value(); });
+      }
+      if (Py_IsInitialized() != 0)
+        running_python got_it;
+      std::lock_guard guard{mutex_};
+      asks_since_.reset();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable asked_;
+  std::optional<clock::time_point> asks_since_;
+  bool started_ = false;
+};
+
+double ask_for_it() {
+  static auto& questions = *new lock_questions; // its thread never ends
+  return questions.ask();
 }
 
 /// @returns smp.Error with the parts of its cause
@@ -74,7 +126,7 @@ std::string text_of(py::error_already_set& x) {
 void prepare_interpreter(const py::object& error, const py::object& finished) {
   error_class = error;
   finished_class = finished;
-  release_in_waits({&release_lock, &take_lock});
+  release_in_waits({&release_lock, &take_lock, &ask_for_it});
   py::register_exception_translator(&translate);
 }
 

@@ -156,7 +156,7 @@ void kept_dict::put_back(const entry& x) {
   x.content.attr(PyList_Check(x.content.ptr()) ? "extend" : "update")(x.items);
 }
 
-void kept_dict::put_back(bool after_trace) {
+void kept_dict::put_back(model_map* map) {
   py::gil_scoped_acquire lock;
   at::NoGradGuard no_grad;
   py::dict attributes = module_.attr("__dict__");
@@ -177,7 +177,8 @@ void kept_dict::put_back(bool after_trace) {
     PyDict_SetItem(attributes.ptr(), x.name.ptr(), x.content.ptr());
     put_back(x);
   }
-  if (after_trace
+  // Otherwise buffers are put back by the map.
+  if (map == nullptr
       && !same_items(buffers_.ptr(), module_.attr("_buffers").ptr()))
     module_.attr("_buffers").attr("update")(buffers_);
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "python/extension/interpreter.hpp"
-#include "runtime/model/foreign_module.hpp"
+#include "runtime/model/module_facts.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -21,7 +21,7 @@ public:
   ~kept_dict() override;
 
   std::string changes() const override;
-  void put_back(bool after_trace) override;
+  void put_back(model_map* map) override;
 
 private:
   struct entry {

@@ -6,8 +6,8 @@
 #include "runtime/calls/caller.hpp"
 #include "runtime/calls/invoker.hpp"
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/model/foreign_module.hpp"
 #include "runtime/model/hook.hpp"
+#include "runtime/model/module_facts.hpp"
 
 #include <torch/nn/module.h>
 
@@ -29,7 +29,7 @@ class python_module : public torch::nn::Module, public foreign_module {
 public:
   explicit python_module(const py::object& self);
 
-  // -- torch::nn::Module ------------------------------------------------------
+  // -- torch::nn::Module and module_facts -------------------------------------
 
   void train(bool on) override;
   bool is_training() const noexcept override;

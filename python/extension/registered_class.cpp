@@ -68,7 +68,7 @@ registered_module described(const py::object& describe, called_module& x) {
 }
 
 native_module read(const py::object& describe, const walked_module& m) {
-  auto* x = dynamic_cast<called_module*>(m.foreign);
+  auto* x = dynamic_cast<called_module*>(m.object);
   registered_module found{.type = m.type, .doubt = "it is the whole model"};
   if (x != nullptr) {
     py::gil_scoped_acquire lock;

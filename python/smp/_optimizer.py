@@ -166,7 +166,7 @@ def _begin_adagrad(optimizer, group, p):
     ):
         return
     first = group["initial_accumulator_value"]
-    state["step"] = torch.tensor(0.0)
+    state["step"] = torch.tensor(0.0, dtype=torch.float32)
     state["sum"] = torch.full_like(
         p, first, memory_format=torch.preserve_format
     )
@@ -367,4 +367,5 @@ def _check_parameters(optimizer, model):
 def clip_grad_norm_(model: DistributedModel, max_norm: float) -> torch.Tensor:
     """Scales all gradients so that their norm over all ranks is at most
     ``max_norm``; returns the norm before. Collective."""
-    return torch.tensor(model._core.clip_grad_norm_(float(max_norm)))
+    norm = model._core.clip_grad_norm_(float(max_norm))
+    return torch.tensor(norm, dtype=torch.float32)

@@ -61,7 +61,9 @@ class GradScaler:
             return outputs
         if isinstance(outputs, torch.Tensor):
             # Not a number of Python: a loss in float16 would overflow.
-            return outputs * torch.tensor(self._scale, device=outputs.device)
+            return outputs * torch.tensor(
+                self._scale, dtype=torch.float32, device=outputs.device
+            )
         if isinstance(outputs, (list, tuple)):
             return type(outputs)(self.scale(x) for x in outputs)
         raise Error(

@@ -121,9 +121,9 @@ public:
     }
   }
 
-  void leave(const intercepted_call& x, bool) override {
+  void leave(const intercepted_call& x, bool failed) override {
     if (auto* slot = slot_of(x)) {
-      slot->leave();
+      slot->leave(failed);
       trace(flight_kind::module_ends, *x.module);
     }
   }

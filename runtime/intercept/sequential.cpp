@@ -8,9 +8,9 @@
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/intercept/trace_notes.hpp"
 #include "runtime/model/call_translation.hpp"
-#include "runtime/model/foreign_module.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/sharing/forward_form.hpp"
 #include "tp/distributed_module.hpp"
 

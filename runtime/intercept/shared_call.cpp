@@ -15,6 +15,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -27,14 +28,15 @@ namespace {
 class shown_module {
 public:
   explicit shown_module(std::optional<module_id> x)
-    : slot_(x ? here::of_thread().slot : nullptr) {
+    : slot_(x ? here::of_thread().slot : nullptr),
+      exceptions_(std::uncaught_exceptions()) {
     if (slot_)
       slot_->enter(*x);
   }
 
   ~shown_module() {
     if (slot_)
-      slot_->leave();
+      slot_->leave(std::uncaught_exceptions() > exceptions_);
   }
 
   shown_module(const shown_module&) = delete;
@@ -42,6 +44,7 @@ public:
 
 private:
   call_slot* slot_;
+  int exceptions_;
 };
 
 /// The last layer of a language model, called in a microbatch.

@@ -5,7 +5,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/base/script_error_text.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
-#include "runtime/model/foreign_module.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
 
@@ -172,14 +172,9 @@ struct tracer::saved_state {
       tensors.push_back({x.tensor, copy_of(x.tensor, written), i,
                          !written && !x.tensor.is_inference()});
     }
-    for (auto& x : model.modules)
-      if (x.script)
-        for (size_t i = 0; i < x.script->slots().size(); ++i)
-          if (auto y = x.script->getSlot(i); !y.isObject())
-            slots.push_back({x.script, i, copy_of(y)});
     for (uint32_t i = 0; i < model.modules.size(); ++i)
-      if (auto* x = model.modules[i].foreign)
-        foreign.push_back({i, x->keep_attributes()});
+      if (auto x = model.modules[i].facts->keep_attributes())
+        attributes.push_back({i, std::move(x)});
     mine.swap_with_default();
     if (!options.device.is_cpu()) {
       gpu_generator = at::globalContext().defaultGenerator(options.device);
@@ -211,12 +206,10 @@ struct tracer::saved_state {
       else
         x.tensor.copy_(x.copy);
     }
-    for (auto& x : slots)
-      x.object->setSlot(x.index, copy_of(x.content));
-    for (auto& [module, kept] : foreign) {
+    for (auto& [module, kept] : attributes) {
       if (auto what = kept->changes(); !what.empty())
         stateful.emplace(module, std::move(what));
-      kept->put_back(true);
+      kept->put_back(nullptr);
     }
     auto again = stream;
     again.swap_with_default();
@@ -248,41 +241,10 @@ struct tracer::saved_state {
     return result.defined() ? result : x.detach().clone();
   }
 
-  /// Tensors are saved one by one: copies in a list would be different tensors.
-  static at::IValue copy_of(const at::IValue& x) {
-    return has_tensors(x) ? x : x.deepcopy();
-  }
-
-  static bool has_tensors(const at::IValue& x) {
-    if (x.isTuple()) {
-      auto& xs = x.toTupleRef().elements();
-      return std::any_of(xs.begin(), xs.end(), has_tensors);
-    }
-    if (x.isList()) {
-      auto xs = x.toListRef();
-      return std::any_of(xs.begin(), xs.end(), has_tensors);
-    }
-    if (x.isGenericDict()) {
-      for (auto& entry : x.toGenericDict())
-        if (has_tensors(entry.value()))
-          return true;
-      return false;
-    }
-    return x.isTensor() || x.isObject();
-  }
-
-  /// An attribute of a TorchScript module; tensors are saved by content, too.
-  struct saved_slot {
-    c10::ivalue::Object* object;
-    size_t index;
-    c10::IValue content;
-  };
-
   std::vector<saved_tensor> tensors;
   std::set<uint32_t> changed; // tensors that any pass changed, by position
-  std::vector<saved_slot> slots;
-  /// Attributes of modules, by position, and which modules changed some.
-  std::vector<std::pair<uint32_t, std::unique_ptr<kept_attributes>>> foreign;
+  /// By position of the module, and which modules changed some.
+  std::vector<std::pair<uint32_t, std::unique_ptr<kept_attributes>>> attributes;
   std::map<uint32_t, std::string> stateful;
   /// The microbatch's stream while the trace is not running, the process's
   /// while it is.

@@ -1,7 +1,7 @@
 #include "runtime/model/model_map.hpp"
 
 #include "runtime/base/random_stream.hpp"
-#include "runtime/model/foreign_module.hpp"
+#include "runtime/model/module_facts.hpp"
 
 #include <algorithm>
 #include <array>
@@ -55,17 +55,18 @@ bool draws_nothing(const walked_module& x) {
   constexpr std::string_view in_python = "torch.nn.modules.";
   constexpr std::string_view suffix = "Impl";
   std::string_view type = x.type;
-  if (x.foreign)
-    return x.children.empty() && type.starts_with(in_python)
-           && x.foreign->differs_from_class().empty()
-           && std::ranges::binary_search(drawing_nothing,
-                                         type.substr(type.rfind('.') + 1));
-  if (!x.object || !x.children.empty() || !type.starts_with(prefix)
-      || !type.ends_with(suffix))
+  if (type.starts_with(in_python)) {
+    type.remove_prefix(type.rfind('.') + 1);
+  } else if (type.starts_with(prefix) && type.ends_with(suffix)) {
+    type.remove_prefix(prefix.size());
+    type.remove_suffix(suffix.size());
+  } else {
     return false;
-  type.remove_prefix(prefix.size());
-  type.remove_suffix(suffix.size());
-  return std::ranges::binary_search(drawing_nothing, type);
+  }
+  // A file's class of that name may do more.
+  return x.object && x.children.empty()
+         && std::ranges::binary_search(drawing_nothing, type)
+         && x.facts->differs_from_class().empty();
 }
 
 std::vector<uint64_t> streams_of(const walked_model& model) {

@@ -2,7 +2,7 @@
 
 #include "runtime/base/copied_on_write.hpp"
 #include "runtime/lazy/late_value.hpp"
-#include "runtime/model/script_walk.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 #include <c10/core/InferenceMode.h>
@@ -22,7 +22,7 @@ std::string last_part(const std::string& path) {
 }
 
 bool in_training(const walked_module& x) {
-  return x.script ? is_training(*x.script) : x.object->is_training();
+  return x.facts->is_training();
 }
 
 /// Constants up to this size, in bytes, are copied: state that begins to change

@@ -1,9 +1,9 @@
 #include "runtime/model/module_walk.hpp"
 
 #include "runtime/base/fnv_hash.hpp"
-#include "runtime/model/foreign_module.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/module_type.hpp"
+#include "runtime/model/native_facts.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -57,17 +57,17 @@ private:
     x.names.push_back(path);
     x.type = type_for_user(m.name());
     x.object = &m;
-    x.kept = m.weak_from_this().lock();
+    x.facts = facts_of(m);
     x.parent = parent;
     x.intercepted = dynamic_cast<hook_base*>(&m);
-    x.foreign = dynamic_cast<foreign_module*>(&m);
-    x.container = (x.foreign && x.foreign->is_container())
+    auto* foreign = dynamic_cast<foreign_module*>(&m);
+    x.container = (foreign && foreign->is_container())
                   || dynamic_cast<torch::nn::ModuleListImpl*>(&m)
                   || dynamic_cast<torch::nn::ModuleDictImpl*>(&m)
                   || dynamic_cast<torch::nn::SequentialImpl*>(&m);
-    x.sequential = (x.foreign && x.foreign->is_sequential())
+    x.sequential = (foreign && foreign->is_sequential())
                    || dynamic_cast<torch::nn::SequentialImpl*>(&m);
-    auto inside = x.foreign ? x.foreign->find() : contents_of(m);
+    auto inside = foreign ? foreign->find() : contents_of(m);
     for (auto& [name, p] : inside.parameters)
       add(id, path, name, p, false);
     for (auto& [name, b] : inside.buffers)

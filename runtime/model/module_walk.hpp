@@ -25,8 +25,8 @@ class Module;
 
 namespace smp {
 
-class foreign_module;
 struct hook_state;
+class module_facts;
 
 /// A module of the model; one object under several names is one entry.
 struct walked_module {
@@ -38,11 +38,9 @@ struct walked_module {
   /// other pointer is null.
   torch::nn::Module* object = nullptr;
   c10::ivalue::Object* script = nullptr;
-  /// What `object` says of itself; null: LibTorch's classes do.
-  foreign_module* foreign = nullptr;
-  /// Keeps the module alive: code may replace it in its parent. Null for a root
-  /// that no shared pointer holds.
-  std::shared_ptr<const void> kept;
+  /// What to ask of it, whichever it is. Keeps it alive, as code may replace it
+  /// in its parent, except a root that no shared pointer holds.
+  std::shared_ptr<module_facts> facts;
   /// Positions in `walked_model::modules`, in order of registration; a module
   /// with several parents is in the list of each.
   std::vector<uint32_t> children;

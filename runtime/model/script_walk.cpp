@@ -1,6 +1,7 @@
 #include "runtime/model/script_walk.hpp"
 
 #include "runtime/model/script_code.hpp"
+#include "runtime/model/script_facts.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -95,7 +96,6 @@ private:
     x.names.push_back(path);
     x.type = readable(*m.type());
     x.script = &m;
-    x.kept = std::make_shared<script_object>(script_object::reclaim_copy(&m));
     x.intercepted = true;
     x.parent = parent;
     for_each_child(m, [&](iv::Object& child, const std::string& attribute) {
@@ -157,6 +157,7 @@ private:
   void describe_code() {
     script_code code{classes_of(result_)};
     for (auto& m : result_.modules) {
+      m.facts = facts_of(script_object::reclaim_copy(m.script), code);
       auto* type = m.script->type().get();
       m.sequential = code.find_chain(type, "forward");
       if (auto& sets = code.sets(type); !sets.empty())
@@ -231,8 +232,9 @@ std::vector<c10::ClassTypePtr> classes_of(const walked_model& x) {
   std::vector<c10::ClassTypePtr> result;
   std::unordered_set<const void*> seen;
   for (auto& m : x.modules)
-    if (auto type = m.script->type(); seen.insert(type.get()).second)
-      result.push_back(type);
+    if (m.script)
+      if (auto type = m.script->type(); seen.insert(type.get()).second)
+        result.push_back(type);
   return result;
 }
 

@@ -18,7 +18,8 @@ using script_object = c10::intrusive_ptr<c10::ivalue::Object>;
 /// their order are those of Python's `named_parameters`.
 walked_model walk(const script_object& root);
 
-/// @returns the classes of the model's modules, each once, in walk order.
+/// @returns the TorchScript classes of the model's modules, each once, in walk
+/// order
 std::vector<c10::ClassTypePtr> classes_of(const walked_model& x);
 
 /// The flag that train() and eval() set; true if the module has none.

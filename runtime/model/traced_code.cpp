@@ -46,8 +46,6 @@ bool differs_by_mode(const jit::Node& x, const moded_operation& what) {
 } // namespace
 
 std::string warning_of_evaluation(const walked_model& x) {
-  if (!x.modules.at(0).script)
-    return {};
   const char* found = nullptr;
   bool trains = false;
   for (auto& cls : classes_of(x))

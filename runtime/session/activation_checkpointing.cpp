@@ -1,6 +1,6 @@
 #include "runtime/session/activation_checkpointing.hpp"
 
-#include "runtime/model/foreign_module.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 

@@ -1,8 +1,7 @@
 #include "runtime/sharing/native_modules.hpp"
 
-#include "runtime/model/foreign_module.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/model/script_code.hpp"
-#include "runtime/model/script_walk.hpp"
 #include "runtime/sharing/script_layers.hpp"
 #include "runtime/sharing/tp_register.hpp"
 #include "tp/distributions.hpp"
@@ -16,8 +15,6 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/normalization.h>
 
 #include <fmt/format.h>
 
@@ -57,21 +54,7 @@ std::string name_of_class(std::string_view type) {
   return {};
 }
 
-void read_options(const torch::nn::LayerNormOptions& x, native_module& to) {
-  to.normalized_shape = x.normalized_shape();
-  to.eps = x.eps();
-}
-
-void read_options(const torch::nn::EmbeddingOptions& x, native_module& to) {
-  to.padding_idx = x.padding_idx();
-  to.sparse = x.sparse();
-  to.max_norm = x.max_norm();
-  to.norm_type = x.norm_type();
-  to.scale_grad_by_freq = x.scale_grad_by_freq();
-}
-
-/// Of a module of another language.
-void read_options(const foreign_module& x, native_module& to) {
+void read_options(const module_facts& x, native_module& to) {
   to.doubt = x.differs_from_class();
   if (to.type == "LayerNorm") {
     if (auto y = x.option("normalized_shape"); y.isIntList())
@@ -124,6 +107,7 @@ c10::IValue constant_of(const jit::Node& x, size_t input) {
 /// The axes, and the epsilon added to the variance, are constants of the call.
 /// @param first position of its first argument
 void read_norm(const jit::Node& x, size_t first, native_module& to) {
+  to.normalized_shape.clear();
   auto shape = x.input(first + 1);
   if (auto y = jit::toIValue(shape); y && y->isIntList())
     to.normalized_shape = y->toIntVector();
@@ -147,27 +131,6 @@ void read_call(const jit::Node& x, native_module& to) {
     to.scale_grad_by_freq = y.toBool();
   if (auto y = constant_of(x, 4); y.isBool())
     to.sparse = y.toBool();
-}
-
-/// Attributes and constants of a scripted Embedding.
-void read_options(const c10::ivalue::Object& x, native_module& to) {
-  auto attribute = [&x](const char* name) {
-    if (auto i = x.type()->findAttributeSlot(name))
-      return x.getSlot(*i);
-    if (x.type()->findConstantSlot(name))
-      return x.type()->getConstant(name);
-    return c10::IValue{};
-  };
-  if (auto y = attribute("padding_idx"); y.isInt())
-    to.padding_idx = y.toInt();
-  if (auto y = attribute("sparse"); y.isBool())
-    to.sparse = y.toBool();
-  if (auto y = attribute("max_norm"); y.isDouble())
-    to.max_norm = y.toDouble();
-  if (auto y = attribute("norm_type"); y.isDouble())
-    to.norm_type = y.toDouble();
-  if (auto y = attribute("scale_grad_by_freq"); y.isBool())
-    to.scale_grad_by_freq = y.toBool();
 }
 
 /// A scripted module calls the function of torch.nn.functional.
@@ -226,32 +189,16 @@ bool same_options(const native_module& x, const native_module& y) {
   return options(x) == options(y);
 }
 
-std::string other_method(const std::string& name) {
-  return fmt::format(
-    "its class has a method '{}', which would run on a part of it; "
-    "do that in the module around it",
-    name);
-}
-
-/// Of a class with hooks only calls are shared.
-void check_methods(const c10::ClassType& x, native_module& to) {
-  for_each_method(x, [&](const std::string& name, const jit::Graph&) {
-    if (!is_forward(name))
-      to.doubt = other_method(name);
-  });
-}
-
 /// All calls of a shared module are shared, so the code of each must be
 /// that of its class.
 /// @param to what is known without the code
 void read_calls(const c10::ClassType& x, native_module& to) {
   std::optional<native_module> first;
   for_each_method(x, [&](const std::string& name, const jit::Graph& graph) {
+    if (!is_forward(name))
+      return; // which differs from the class
     auto call = to;
-    if (is_forward(name))
-      read_code(graph, call);
-    else
-      call.doubt = other_method(name);
+    read_code(graph, call);
     if (!first)
       first = std::move(call);
     else if (!call.doubt.empty())
@@ -264,7 +211,7 @@ void read_calls(const c10::ClassType& x, native_module& to) {
   });
   if (first)
     to = std::move(*first);
-  else
+  else if (to.doubt.empty())
     to.doubt = "the file has no code of it, so nothing calls it";
 }
 
@@ -318,11 +265,9 @@ native_module read_registered(const registered_class& x,
 void complete_layer(const walked_model& model, uint32_t module,
                     native_module& x) {
   auto options = *x.layer;
-  auto* object = model.modules[module].object;
-  auto* script = model.modules[module].script;
   if (!options.training)
-    options.training = [object, script] {
-      return object ? object->is_training() : is_training(*script);
+    options.training = [facts = model.modules[module].facts] {
+      return facts->is_training();
     };
   auto prefix = x.name + ".";
   for (auto below : model.subtree(module))
@@ -376,8 +321,8 @@ std::optional<native_module> whole_module(const walked_model& model,
   if (auto known = registration_of(m.type)) {
     result = read_registered(*known, m);
     result.name = m.names.front();
-    if (m.script)
-      check_methods(*m.script->type(), result);
+    if (result.doubt.empty())
+      result.doubt = m.facts->differs_from_class();
     if (result.layer)
       complete_layer(model, module, result);
   } else if (m.script && is_script_layer(m.type)) {
@@ -444,14 +389,7 @@ std::optional<native_module> native_of(const walked_model& model,
                            return other != module && is_lm_head(model, other);
                          });
   }
-  if (auto* x = dynamic_cast<torch::nn::EmbeddingImpl*>(m.object))
-    read_options(x->options, result);
-  if (auto* x = dynamic_cast<torch::nn::LayerNormImpl*>(m.object))
-    read_options(x->options, result);
-  if (m.foreign)
-    read_options(*m.foreign, result);
-  if (m.script && result.type == "Embedding")
-    read_options(*m.script, result);
+  read_options(*m.facts, result);
   if (m.script)
     read_calls(*m.script->type(), result);
   if (auto why = doubt_of_parameters(result); !why.empty())

@@ -8,7 +8,6 @@
 #include "runtime/deferred/deferred_script.hpp"
 #include "runtime/deferred/drawn_rows.hpp"
 #include "runtime/model/hook.hpp"
-#include "runtime/model/script_code.hpp"
 #include "runtime/sharing/native_modules.hpp"
 #include "runtime/sharing/sharing_request_lookup.hpp"
 #include "runtime/sharing/tp_register.hpp"
@@ -207,8 +206,8 @@ private:
     auto peers = static_cast<int64_t>(request_.peers);
     auto heads = 0;
     for (auto i : t.modules) {
-      if (is_never_called(i))
-        continue; // as T5's table beside those of its encoder and decoder
+      if (model_.modules[i].container)
+        continue; // never called, as T5's table beside those of its stacks
       auto x = native_of(model_, i);
       if (!x || !wishes_.wanted(i) || !model_.modules[i].intercepted
           || !(x->type == "LMHead" || x->by_words) || !x->doubt.empty()
@@ -217,11 +216,6 @@ private:
       heads += x->type == "LMHead";
     }
     return heads > 0;
-  }
-
-  bool is_never_called(uint32_t i) const {
-    auto* script = model_.modules[i].script;
-    return script && !graph_of(*script->type(), "forward");
   }
 
   bool has_own_bias(const native_module& x) const {

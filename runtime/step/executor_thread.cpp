@@ -1,5 +1,6 @@
 #include "runtime/step/executor_thread.hpp"
 
+#include "actors/board/rank_board.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/base/script_error_text.hpp"
@@ -161,6 +162,7 @@ void executor_thread::begin_span() {
 
 outcome executor_thread::execute(request x) {
   here::of_thread().slot = slot();
+  slot()->begin();
   call_.begin(x, seed_of(rank_, rank_.drawn_step(), x.microbatch));
   call_observer::set_current(rank_.observer());
   std::string text;
@@ -173,10 +175,10 @@ outcome executor_thread::execute(request x) {
   } catch (const error& err) {
     auto cause = err.cause();
     if (cause.module.empty()) {
-      cause.module = call_.module_path();
+      cause.module = failed_module();
       // An error of the step body itself, such as a wrong batch, reads better
       // without a rank.
-      if (cause.rank == no_rank && !call_.module_path().empty())
+      if (cause.rank == no_rank && !cause.module.empty())
         cause.rank = rank_.self();
     }
     call_.keep_error(std::move(cause));
@@ -189,8 +191,14 @@ outcome executor_thread::execute(request x) {
   }
   text = with_device_failure(rank_, std::move(text));
   call_.keep_error(
-    {error_code::user_code, rank_.self(), call_.module_path(), text});
+    {error_code::user_code, rank_.self(), failed_module(), text});
   return {{}, call_.first_error()};
+}
+
+std::string executor_thread::failed_module() const {
+  auto inner = slot()->failed();
+  return inner == call_slot::none ? call_.module_path()
+                                  : rank_.board().path_of(module_id{inner});
 }
 
 payload executor_thread::answer(const request& x) {

@@ -50,6 +50,8 @@ private:
   /// @returns the body of the response
   /// @throws any exception of the user's code
   payload answer(const request& x);
+  /// @returns the path of the module whose code threw; empty: the step body
+  std::string failed_module() const;
   failure cancelled() const;
   void set_aside();
   void take_back();

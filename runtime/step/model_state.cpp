@@ -9,7 +9,6 @@
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/lazy/late_value.hpp"
 #include "runtime/model/hook.hpp"
-#include "runtime/model/script_walk.hpp"
 #include "runtime/optimizer/half_parameters.hpp"
 #include "runtime/replicas/gradient_buckets.hpp"
 #include "runtime/step/schedule_policies.hpp"
@@ -18,6 +17,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -130,15 +130,11 @@ void model_state::on_partition(std::function<void()> f) {
 // -- properties ---------------------------------------------------------------
 
 void model_state::train(bool on) {
-  if (root_.script)
-    set_training(*root_.script, on);
-  else
-    root_.module->train(on);
+  map_.model().modules.front().facts->train(on);
 }
 
 bool model_state::is_training() const {
-  return root_.script ? smp::is_training(*root_.script)
-                      : root_.module->is_training();
+  return map_.model().modules.front().facts->is_training();
 }
 
 void model_state::await_updates() const {
@@ -183,7 +179,9 @@ bool model_state::can_take_back() const {
 }
 
 bool model_state::keeps_changes() const {
-  return map_.order().keeps_late_changes() && attributes_.complete();
+  return map_.order().keeps_late_changes()
+         && std::ranges::all_of(attributes_,
+                                [](auto& x) { return x->complete(); });
 }
 
 void model_state::keep() {
@@ -192,13 +190,19 @@ void model_state::keep() {
   if (!can_take_back())
     return;
   gradients_.keep(map_);
-  attributes_.keep(map_, script_ ? &script_->code() : nullptr);
+  attributes_.clear();
+  auto& modules = map_.model().modules;
+  for (uint32_t i = 0; i < modules.size(); ++i)
+    if (map_.owner(module_id{i}) == map_.self())
+      if (auto x = modules[i].facts->keep_attributes())
+        attributes_.push_back(std::move(x));
 }
 
 void model_state::take_back() {
   map_.order().put_back();
   gradients_.put_back();
-  attributes_.put_back(map_);
+  for (auto& x : attributes_)
+    x->put_back(&map_);
 }
 
 void model_state::begin_step(bool again) {

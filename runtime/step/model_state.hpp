@@ -6,12 +6,12 @@
 #include "runtime/files/folder_lock.hpp"
 #include "runtime/intercept/local_modules.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/optimizer/loss_scaler.hpp"
 #include "runtime/placement/partitioning.hpp"
 #include "runtime/replicas/comm_hook.hpp"
 #include "runtime/replicas/gradient_watch.hpp"
 #include "runtime/step/order_learning.hpp"
-#include "runtime/step/rollback_attributes.hpp"
 #include "runtime/step/rollback_gradients.hpp"
 #include "runtime/step/schedule_gate.hpp"
 
@@ -236,7 +236,7 @@ public:
   void forget_kept() noexcept {
     map_.order().forget_kept();
     gradients_.drop();
-    attributes_.drop();
+    attributes_.clear();
   }
 
 private:
@@ -254,7 +254,7 @@ private:
   order_learning order_learning_;
   schedule_gate gate_;
   rollback_gradients gradients_;
-  rollback_attributes attributes_;
+  std::vector<std::unique_ptr<kept_attributes>> attributes_;
   smp::replication replication_;
   std::unique_ptr<gradient_buckets> buckets_;
   std::unique_ptr<script_program> script_;

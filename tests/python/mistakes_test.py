@@ -10,6 +10,7 @@ import torch.nn as nn
 
 import smp
 from harness import (
+    HALVES,
     Block,
     Net,
     case,
@@ -25,7 +26,7 @@ from harness import (
 
 
 @case
-def an_exception_in_a_module_of_another_rank():
+def an_exception_in_a_module():
     class Fails(Block):
         boom = False
 
@@ -49,6 +50,9 @@ def an_exception_in_a_module_of_another_rank():
     net.h[3].boom = False
     loss = train_step(samples(0)).reduce_mean().item()
     assert loss > 0
+    net.h[0].boom = True  # rank 0 runs it itself
+    e = expect(smp.Error, "KeyError", lambda: train_step(samples(0)))
+    assert e.module == "h.0" and e.rank == 0, (e.module, e.rank, e)
 
 
 @case
@@ -106,6 +110,29 @@ def devices_by_default():
         "'h.0.a.weight' is on the device 'meta'",
         lambda: smp.DistributedModel(net),
     )
+
+
+@case
+def defaults_of_torch():
+    """Those of a script hold on the threads that run its modules, too."""
+
+    class Makes(Block):
+        def forward(self, x):
+            assert torch.ones(32).dtype == x.dtype
+            return super().forward(x) * torch.full((32,), 1 + 1e-9)
+
+    before = torch.get_default_dtype()
+    torch.set_default_device("cpu")
+    torch.set_default_dtype(torch.float64)
+    try:
+        compare(Net(Makes), samples, loss_of, pins=HALVES, within=1e-13)
+        # Here the scale would be infinite.
+        torch.set_default_dtype(torch.float16)
+        loss = torch.ones((), dtype=torch.float32)
+        assert smp.amp.GradScaler().scale(loss) == 2**16
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
 
 
 class Odd:

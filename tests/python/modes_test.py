@@ -289,6 +289,39 @@ def the_state_of_an_optimizer():
     assert again["head.bias/step"].item() == 3
 
 
+@case
+def the_state_of_an_optimizer_of_ones_own():
+    """Loaded before the partition: what it keeps does not exist yet."""
+
+    def start():
+        model = smp.DistributedModel(Net())
+        optimizer = smp.DistributedOptimizer(OwnOptimizer(model.parameters()))
+        return model, optimizer, make_step(model)
+
+    def train(steps):
+        for i in steps:
+            optimizer.zero_grad()
+            step(own_part(samples(i)))
+            optimizer.step()
+
+    model, optimizer, step = start()
+    train(range(2))
+    weights, state = model.state_dict(), optimizer.state_dict()
+    assert state["h.0.a.weight/n"].item() == 2
+    del model, optimizer, step
+    model, optimizer, step = start()
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    assert not model.partitioned
+    train([2])
+    assert optimizer.state_dict()["head.bias/n"].item() == 3
+    alone = Net()
+    other = OwnOptimizer(alone.parameters())
+    train_alone(alone, samples, loss_of, other, 3, 4 * smp.data_size())
+    moved = largest_difference(model.state_dict(), alone)
+    assert moved <= 4e-5, moved
+
+
 # What two ranks hold of the weights that they share.
 HALVES = {
     "table.weight": ([16, 16], [8, 32]),

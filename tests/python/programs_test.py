@@ -126,6 +126,10 @@ def main():
     expect([*ranks, "worker"], 3, "sample 40 is broken")
     expect([*ranks, "lock"], 4, "waits for the execution token")
     expect([*ranks, "stop"], 4, "rank 1 has not answered for")
+    holds = (
+        "module h.3, microbatch 0, forward (no thread can take Python's lock"
+    )
+    expect([*ranks, "hold"], 4, f"rank 1 executes {holds} for")
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", FAULTY]
     expect([*torchrun, "no-shutdown"], 0, "done on rank 0", "done on rank 1")
     expect(

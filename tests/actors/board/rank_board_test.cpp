@@ -112,6 +112,39 @@ TEST_CASE_METHOD(board_fixture,
   CHECK(y.asks == request_id{rank_id{0}, 10});
 }
 
+TEST_CASE_METHOD(board_fixture,
+                 "what executes tells that no thread gets Python's lock",
+                 "[actors][board]") {
+  static double asked_for = 0;
+  release_in_waits({.ask = [] { return asked_for; }});
+  start();
+  board->executes(ctx);
+  CHECK(contexts().at(0).what == "module m3, microbatch 2, forward");
+  asked_for = 5;
+  auto told = " (no thread can take Python's lock for 5 s)";
+  CHECK(contexts().at(0).what
+        == std::string{"module m3, microbatch 2, forward"} + told);
+  CHECK(board->view().activities.at(0).what
+        == std::string{"user code outside of a step"} + told);
+  call_m4();
+  board->parked(ctx, {rank_id{0}, 9});
+  CHECK(contexts().at(0).what == "module m3, microbatch 2, forward");
+  release_in_waits({});
+}
+
+TEST_CASE_METHOD(board_fixture, "the lock is asked for while nothing happens",
+                 "[actors][board]") {
+  static int questions = 0;
+  release_in_waits({.ask = [] { return 0.0 * ++questions; }});
+  board->look();
+  board->note();
+  board->look();
+  CHECK(questions <= 1);
+  board->look();
+  CHECK(questions == 2);
+  release_in_waits({});
+}
+
 TEST_CASE_METHOD(board_fixture, "nothing remains of a context that died",
                  "[actors][board]") {
   board->executes(ctx);

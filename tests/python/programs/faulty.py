@@ -1,5 +1,6 @@
 """Trains a small net on two ranks, and goes wrong as its argument says."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,7 +17,11 @@ class Block(torch.nn.Module):
         super().__init__()
         self.a = torch.nn.Linear(32, 32)
 
+    holds = False
+
     def forward(self, x):
+        if self.holds:  # native code that keeps the interpreter's lock
+            ctypes.PyDLL(None).sleep(60)
         return x + torch.relu(self.a(x))
 
 
@@ -37,7 +42,7 @@ how = sys.argv[1]
 options = {"pipeline_parallel_degree": 2, "microbatches": 4}
 if how == "wrong-key":
     options["microbatchs"] = 4
-if how in ("lock", "stop"):
+if how in ("lock", "stop", "hold"):
     options["monitor"] = {"stall_timeout": 5.0, "on_stall": "end"}
 smp.init(options)
 net = Net()
@@ -76,6 +81,7 @@ def go_wrong():
         os.kill(os.getpid(), signal.SIGSTOP)
     if smp.rank() == 1 and how == "loop":
         spin()
+    net.h[3].holds = how == "hold"
     if smp.rank() == 1 and how == "leave":
         sys.exit(0)
     if smp.rank() == 0 and how == "interrupt":

@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/model/script_walk.hpp"
 #include "tests/support/torch/lone_rank.hpp"
 
 #include <ATen/ATen.h>
@@ -33,11 +34,8 @@ struct counting : torch::nn::Module {
 };
 
 walked_model walk_script(const torch::jit::Module& x) {
-  walked_model result;
-  auto& entry = result.modules.emplace_back();
-  entry.names = {""};
-  entry.script = x._ivalue().get();
-  entry.stateful = "sets its attribute 'seen'";
+  auto result = walk(x._ivalue());
+  result.modules[0].stateful = "sets its attribute 'seen'";
   return result;
 }
 

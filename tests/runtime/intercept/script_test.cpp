@@ -216,7 +216,7 @@ TEST_CASE(
     }
   });
   REQUIRE(texts.size() == 1); // the same on every rank
-  CHECK_THAT(*texts.begin(), ContainsSubstring("body.1"));
+  CHECK_THAT(*texts.begin(), ContainsSubstring(", module body.1: "));
   CHECK_THAT(*texts.begin(),
              ContainsSubstring("the first element is too large"));
   CHECK(texts.begin()->find('\n') == std::string::npos);

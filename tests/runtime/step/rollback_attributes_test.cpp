@@ -1,9 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/model/model_map.hpp"
-#include "runtime/model/script_code.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/model/script_walk.hpp"
-#include "runtime/step/rollback_attributes.hpp"
 #include "tests/support/nothing_left.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch/script_files.hpp"
@@ -62,6 +61,10 @@ struct whole_model {
     map.replace(walk(x._ivalue()), {}); // tells what has an order
   }
 
+  std::unique_ptr<kept_attributes> keep() const {
+    return map.model().modules[0].facts->keep_attributes();
+  }
+
   model_map map{rank_id{0}, 1, {}};
 };
 
@@ -72,17 +75,16 @@ TEST_CASE("attributes of TorchScript are put back as what they were",
   auto module = busy_module();
   whole_model whole{module};
   auto& map = whole.map;
-  script_code code{classes_of(map.model())};
   auto t = module.attr("t").toTensor();
-  rollback_attributes kept;
-  kept.keep(map, &code);
-  CHECK(kept.complete());
+  auto kept = whole.keep();
+  REQUIRE(kept);
+  CHECK(kept->complete());
   auto x = torch::ones({3});
   module.forward({x});
   REQUIRE(module.attr("n").toInt() == 4);
   REQUIRE(module.attr("xs").toDoubleVector().size() == 3);
   REQUIRE(module.attr("t").toTensor().is_same(x));
-  kept.put_back(map);
+  kept->put_back(&map);
   CHECK(module.attr("n").toInt() == 3);
   CHECK(module.attr("xs").toDoubleVector() == std::vector<double>{1.0});
   CHECK(module.attr("xs").is(module.attr("ys"))); // one list still
@@ -107,10 +109,9 @@ TEST_CASE("what nobody can copy in an attribute is noticed",
       return x
   )");
   whole_model whole{module};
-  rollback_attributes kept;
-  const script_code code{classes_of(whole.map.model())};
-  kept.keep(whole.map, &code);
-  CHECK_FALSE(kept.complete());
+  auto kept = whole.keep();
+  REQUIRE(kept);
+  CHECK_FALSE(kept->complete());
 }
 
 // -- a whole step -------------------------------------------------------------

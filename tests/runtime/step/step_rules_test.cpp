@@ -271,6 +271,46 @@ TEST_CASE("an exception on one rank ends the step on all with one error",
   CHECK(texts.size() == 1);
 }
 
+TEST_CASE("an error names the module that threw, whoever runs it",
+          "[runtime][R6]") {
+  for (uint32_t where : {0, 1})
+    run_virtual_world(2, manual_world(), [&](session&) {
+      auto fails = true;
+      distributed_model model{make_caller(
+        [](function_impl& self, Tensor x) {
+          if (x.sum().item<double>() == 0)
+            throw std::runtime_error{"the sum is zero"};
+          return x * self.weight;
+        },
+        [&](caller_impl& self, Tensor x) {
+          if (fails)
+            return self.there(x * 0);
+          try {
+            self.there(x * 0);
+          } catch (const std::runtime_error&) {
+            // not that of what follows
+          }
+          self.there(x);
+          throw std::runtime_error{"in the body"};
+        })};
+      model->there->smp_hook.pinned = where;
+      auto evaluate = step([&](Tensor x) { return model(x); });
+      auto of_step = [&] {
+        return error_of([&] { evaluate(torch::ones({1, 3})); });
+      };
+      auto text = of_step();
+      require(text
+                == "rank " + std::to_string(where)
+                     + ", module there: the sum is zero",
+              text);
+      if (where != 0)
+        return; // each call of another rank then fails
+      fails = false;
+      text = of_step();
+      require(text == "rank 0: in the body", text);
+    });
+}
+
 TEST_CASE("after an error every remote call of its body fails at once",
           "[runtime][R6]") {
   std::atomic<int> calls = 0;
