@@ -86,29 +86,35 @@ failure comm_fabric::bring_in(comm_message& x) try {
   auto why = e.cause();
   why.rank = x.peer;
   return why;
-} catch (const std::bad_alloc&) {
-  return {error_code::transport, x.peer, {}, "no memory to copy a tensor"};
 }
 
 std::optional<tensor_ref> comm_fabric::copy_of(const tensor_ref& x) {
   auto where = x.home == device_ref{} ? std::nullopt : devices_->here(x.home);
-  try {
-    if (where) {
-      auto result = devices_->copy(x, devices_->allocate(*where, x.nbytes),
-                                   *where);
-      result.home = {};
+  if (where) {
+    auto result = copy_to(x, *where);
+    if (result) {
+      result->home = {};
       return result;
     }
-    if (receive_arena_ && receive_arena_->contains(x.data))
-      return devices_->copy(x, pool_.take(x.nbytes), {});
-  } catch (const std::bad_alloc&) {
-    // The tensor stays in host memory,
-  } catch (const error&) {
-    // and its `home` still says where it belongs.
   }
-  if (x.device == device_ref{})
+  if (x.device != device_ref{}
+      || (receive_arena_ && receive_arena_->contains(x.data)))
+    return copy_to(x, {});
+  return std::nullopt;
+}
+
+std::optional<tensor_ref> comm_fabric::copy_to(const tensor_ref& x,
+                                               device_ref where) {
+  auto on_host = x.device == device_ref{} && where == device_ref{};
+  try {
+    return devices_->copy(
+      x, on_host ? pool_.take(x.nbytes) : devices_->allocate(where, x.nbytes),
+      where);
+  } catch (const std::bad_alloc&) {
     return std::nullopt;
-  return devices_->copy(x, devices_->allocate({}, x.nbytes), {});
+  } catch (const error&) {
+    return std::nullopt;
+  }
 }
 
 void comm_fabric::take_back(rank_id by, const message& x) try {

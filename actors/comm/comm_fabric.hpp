@@ -205,11 +205,14 @@ private:
   void bring(comm_message& x, size_t position, std::shared_ptr<std::byte> to,
              device_ref where);
   /// Starts to copy what belongs on a device, or leaves a crowded arena.
-  /// @returns what is wrong with it, or that there is no memory, or an empty
-  /// failure
+  /// @returns what its sender did wrong, or an empty failure
   failure bring_in(comm_message& x);
-  /// @returns where `x` is copied to; nothing: it stays where it is
+  /// @returns where `x` is copied to; nothing: it stays where it is, and if its
+  /// `home` says that it belongs on a device, nobody can read it
   std::optional<tensor_ref> copy_of(const tensor_ref& x);
+  /// @returns nothing if there is no memory, or if the device of this rank has
+  /// failed, for which nobody else is to blame
+  std::optional<tensor_ref> copy_to(const tensor_ref& x, device_ref where);
   void take_back(rank_id by, const message& x);
   /// @returns whether `x` goes on later, at `at`
   bool awaits_device(comm_stage at, const comm_message_ptr& x);

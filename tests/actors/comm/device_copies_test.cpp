@@ -249,6 +249,24 @@ TEST_CASE("a tensor that is never ready is an error, and others go on",
   CHECK(to_text(w.heard(1).messages()[0].second.body.bytes) == "on");
 }
 
+TEST_CASE("a rank whose device has failed blames no sender",
+          "[actors][comm][device]") {
+  ON_EVERY_WAY;
+  two_devices d{x};
+  comm_world w{"loopback", d.options};
+  d.all[1]->fail();
+  w.at(0).send(rank_id{1},
+               make_message("x", {d.make(70000, 1), make_tensor(10, 2)}), {});
+  // It can still say what happened.
+  w.at(1).send(rank_id{0}, make_message("failed", {}), {});
+  REQUIRE(w.heard(1).wait_messages(1));
+  REQUIRE(w.heard(0).wait_messages(1));
+  auto got = w.heard(1).take_messages()[0].second.body.tensors;
+  CHECK(got[0].home == device_ref{simulated_device::type, 0});
+  CHECK(same_bytes(got[1], pattern(10, 2)));
+  CHECK(w.heard(1).losses().empty());
+}
+
 TEST_CASE("a stop does not wait for a device", "[actors][comm][device]") {
   two_devices d{host_path()};
   comm_world w{"loopback", d.options};
