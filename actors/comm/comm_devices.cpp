@@ -29,8 +29,12 @@ void comm_fabric::turn(comm_stage to, comm_message_ptr x) {
 void comm_fabric::bring(comm_message& x, size_t position,
                         std::shared_ptr<std::byte> to, device_ref where) {
   auto& t = x.content.body.tensors[position];
+  replace(x, position, devices_->copy(t, std::move(to), where));
+}
+
+void comm_fabric::replace(comm_message& x, size_t position, tensor_ref copy) {
+  auto& t = x.content.body.tensors[position];
   auto home = t.device == device_ref{} ? t.home : t.device;
-  auto copy = devices_->copy(t, std::move(to), where);
   x.sources.push_back(std::exchange(t, std::move(copy)));
   t.home = home;
 }
@@ -46,12 +50,24 @@ failure comm_fabric::bring_out(comm_message& x) try {
         places[t.position] = arenas_.place();
     }
   // All of them before the first copy, which could not be taken back.
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].device != device_ref{} && !blocks[i])
+  std::map<size_t, tensor_ref> staged, made;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].device == device_ref{} || blocks[i])
+      continue;
+    if (auto known = host_copies_.find(tensors[i])) {
+      staged.emplace(i, std::move(*known));
+    } else {
       blocks[i] = devices_->allocate({}, tensors[i].nbytes);
+      made.emplace(i, tensors[i]);
+    }
+  }
   for (size_t i = 0; i < tensors.size(); ++i)
-    if (blocks[i])
+    if (auto known = staged.find(i); known != staged.end())
+      replace(x, i, std::move(known->second));
+    else if (blocks[i])
       bring(x, i, std::move(blocks[i]), places[i]);
+  for (auto& [i, source] : made)
+    host_copies_.add(source, tensors[i]);
   return {};
 } catch (const error& e) {
   return e.cause();

@@ -7,6 +7,7 @@
 #include "actors/comm/comm_router.hpp"
 #include "actors/comm/device_arenas.hpp"
 #include "actors/comm/device_waits.hpp"
+#include "actors/comm/host_copies.hpp"
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/comm_message.hpp"
 #include "actors/protocol/comm_status.hpp"
@@ -204,6 +205,7 @@ private:
   failure bring_rest(comm_message& x);
   void bring(comm_message& x, size_t position, std::shared_ptr<std::byte> to,
              device_ref where);
+  static void replace(comm_message& x, size_t position, tensor_ref copy);
   /// Starts to copy what belongs on a device, or leaves a crowded arena.
   /// @returns what its sender did wrong, or an empty failure
   failure bring_in(comm_message& x);
@@ -227,6 +229,7 @@ private:
   const std::shared_ptr<device_ops> devices_; // never null
   const std::chrono::milliseconds device_patience_;
   device_arenas arenas_;
+  host_copies host_copies_;
   std::atomic<uint64_t> lent_bytes_ = 0;
   std::atomic<uint64_t> borrowed_bytes_ = 0;
   comm_ledger ledger_;

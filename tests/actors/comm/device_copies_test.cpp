@@ -249,6 +249,28 @@ TEST_CASE("a tensor that is never ready is an error, and others go on",
   CHECK(to_text(w.heard(1).messages()[0].second.body.bytes) == "on");
 }
 
+TEST_CASE("what leaves a device for several ranks is copied to the host once",
+          "[actors][comm][device]") {
+  two_devices d{host_path()};
+  auto x = d.make(70000, 1);
+  x.ready = d.all[0]->make_event();
+  auto part = x, later = x;
+  part.nbytes = 100;
+  later.ready = d.all[0]->make_event();
+  staged_rank rank{d.options[0]};
+  auto copies_of = [&](const std::vector<tensor_ref>& xs, uint64_t to) {
+    auto before = d.all[0]->copies();
+    rank.send(xs, to);
+    rank.run();
+    return d.all[0]->copies() - before;
+  };
+  CHECK(copies_of({x}, 1) == 1);
+  CHECK(copies_of({x}, 2) == 0);
+  CHECK(copies_of({part, x, later}, 2) == 2);
+  rank.stages.stop(std::chrono::milliseconds{0}); // none of it has left
+  CHECK(rank.ends.size() == 3);
+}
+
 TEST_CASE("a rank whose device has failed blames no sender",
           "[actors][comm][device]") {
   ON_EVERY_WAY;
