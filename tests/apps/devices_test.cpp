@@ -144,6 +144,8 @@ TEST_CASE("Devices that fail end a run of replicas by name",
   train_dir dir{""};
   auto environment = simulated_devices();
   environment["SMP_SIM_FAIL_KERNEL"] = "1500";
+  // Through memory of the devices, and where they do not reach each other.
+  environment["SMP_SIM_NO_PEERS"] = GENERATE("0", "1");
   auto run = quickstart(
     dir, "sim", environment,
     {"--ranks=2", "--smp.pipeline_parallel_degree=1", "--smp.ddp=true"});
