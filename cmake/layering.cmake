@@ -31,6 +31,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(rank_board|call_slot|comm_fabric|message_priority)\\.hpp"
   "actors/[a-z]*/(membership|supervisor_link)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|node_status)\\.hpp"
+  "actors/[a-z]*/run_status\\.hpp"
   # What is made of the events of ranks.
   "actors/flight/")
 set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/(cross_entropy|functions)\\.hpp" "actors/schedule/schedule_actor\\.hpp")

@@ -29,8 +29,12 @@ void comm_fabric::turn(comm_stage to, comm_message_ptr x) {
 void comm_fabric::bring(comm_message& x, size_t position,
                         std::shared_ptr<std::byte> to, device_ref where) {
   auto& t = x.content.body.tensors[position];
+  replace(x, position, devices_->copy(t, std::move(to), where));
+}
+
+void comm_fabric::replace(comm_message& x, size_t position, tensor_ref copy) {
+  auto& t = x.content.body.tensors[position];
   auto home = t.device == device_ref{} ? t.home : t.device;
-  auto copy = devices_->copy(t, std::move(to), where);
   x.sources.push_back(std::exchange(t, std::move(copy)));
   t.home = home;
 }
@@ -46,12 +50,24 @@ failure comm_fabric::bring_out(comm_message& x) try {
         places[t.position] = arenas_.place();
     }
   // All of them before the first copy, which could not be taken back.
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].device != device_ref{} && !blocks[i])
+  std::map<size_t, tensor_ref> staged, made;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].device == device_ref{} || blocks[i])
+      continue;
+    if (auto known = host_copies_.find(tensors[i])) {
+      staged.emplace(i, std::move(*known));
+    } else {
       blocks[i] = devices_->allocate({}, tensors[i].nbytes);
+      made.emplace(i, tensors[i]);
+    }
+  }
   for (size_t i = 0; i < tensors.size(); ++i)
-    if (blocks[i])
+    if (auto known = staged.find(i); known != staged.end())
+      replace(x, i, std::move(known->second));
+    else if (blocks[i])
       bring(x, i, std::move(blocks[i]), places[i]);
+  for (auto& [i, source] : made)
+    host_copies_.add(source, tensors[i]);
   return {};
 } catch (const error& e) {
   return e.cause();
@@ -86,29 +102,35 @@ failure comm_fabric::bring_in(comm_message& x) try {
   auto why = e.cause();
   why.rank = x.peer;
   return why;
-} catch (const std::bad_alloc&) {
-  return {error_code::transport, x.peer, {}, "no memory to copy a tensor"};
 }
 
 std::optional<tensor_ref> comm_fabric::copy_of(const tensor_ref& x) {
   auto where = x.home == device_ref{} ? std::nullopt : devices_->here(x.home);
-  try {
-    if (where) {
-      auto result = devices_->copy(x, devices_->allocate(*where, x.nbytes),
-                                   *where);
-      result.home = {};
+  if (where) {
+    auto result = copy_to(x, *where);
+    if (result) {
+      result->home = {};
       return result;
     }
-    if (receive_arena_ && receive_arena_->contains(x.data))
-      return devices_->copy(x, pool_.take(x.nbytes), {});
-  } catch (const std::bad_alloc&) {
-    // The tensor stays in host memory,
-  } catch (const error&) {
-    // and its `home` still says where it belongs.
   }
-  if (x.device == device_ref{})
+  if (x.device != device_ref{}
+      || (receive_arena_ && receive_arena_->contains(x.data)))
+    return copy_to(x, {});
+  return std::nullopt;
+}
+
+std::optional<tensor_ref> comm_fabric::copy_to(const tensor_ref& x,
+                                               device_ref where) {
+  auto on_host = x.device == device_ref{} && where == device_ref{};
+  try {
+    return devices_->copy(
+      x, on_host ? pool_.take(x.nbytes) : devices_->allocate(where, x.nbytes),
+      where);
+  } catch (const std::bad_alloc&) {
     return std::nullopt;
-  return devices_->copy(x, devices_->allocate({}, x.nbytes), {});
+  } catch (const error&) {
+    return std::nullopt;
+  }
 }
 
 void comm_fabric::take_back(rank_id by, const message& x) try {

@@ -7,6 +7,7 @@
 #include "actors/comm/comm_router.hpp"
 #include "actors/comm/device_arenas.hpp"
 #include "actors/comm/device_waits.hpp"
+#include "actors/comm/host_copies.hpp"
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/comm_message.hpp"
 #include "actors/protocol/comm_status.hpp"
@@ -204,12 +205,16 @@ private:
   failure bring_rest(comm_message& x);
   void bring(comm_message& x, size_t position, std::shared_ptr<std::byte> to,
              device_ref where);
+  static void replace(comm_message& x, size_t position, tensor_ref copy);
   /// Starts to copy what belongs on a device, or leaves a crowded arena.
-  /// @returns what is wrong with it, or that there is no memory, or an empty
-  /// failure
+  /// @returns what its sender did wrong, or an empty failure
   failure bring_in(comm_message& x);
-  /// @returns where `x` is copied to; nothing: it stays where it is
+  /// @returns where `x` is copied to; nothing: it stays where it is, and if its
+  /// `home` says that it belongs on a device, nobody can read it
   std::optional<tensor_ref> copy_of(const tensor_ref& x);
+  /// @returns nothing if there is no memory, or if the device of this rank has
+  /// failed, for which nobody else is to blame
+  std::optional<tensor_ref> copy_to(const tensor_ref& x, device_ref where);
   void take_back(rank_id by, const message& x);
   /// @returns whether `x` goes on later, at `at`
   bool awaits_device(comm_stage at, const comm_message_ptr& x);
@@ -224,6 +229,7 @@ private:
   const std::shared_ptr<device_ops> devices_; // never null
   const std::chrono::milliseconds device_patience_;
   device_arenas arenas_;
+  host_copies host_copies_;
   std::atomic<uint64_t> lent_bytes_ = 0;
   std::atomic<uint64_t> borrowed_bytes_ = 0;
   comm_ledger ledger_;

@@ -59,9 +59,30 @@ std::string explain(const activation_need& need, uint64_t peers) {
          + "; what operations use while they run comes on top\n";
 }
 
-/// @param need of all ranks, in bytes
-std::string warn_of_limit(uint64_t need, const control_group& here) {
-  if (!here.memory || need <= *here.memory)
+/// Whether ranks compute on devices, as far as this machine tells.
+bool has_devices(const session_config& x) {
+  if (x.device == "cpu")
+    return false;
+  return x.device != "auto" || ask_cuda_driver().problem.empty();
+}
+
+/// Of all ranks, in bytes.
+struct total_need {
+  uint64_t where_they_compute = 0;
+  /// In host memory, if they compute on devices.
+  uint64_t on_host = 0;
+};
+
+std::string warn_of_limit(const total_need& x, const session_config& config,
+                          const control_group& here) {
+  auto exceeds = [&](uint64_t bytes) {
+    return here.memory && bytes > *here.memory;
+  };
+  // A driver takes a while to answer.
+  if (!exceeds(std::max(x.where_they_compute, x.on_host)))
+    return {};
+  auto need = has_devices(config) ? x.on_host : x.where_they_compute;
+  if (!exceeds(need))
     return {};
   return fmt::format(
     "  warning: all ranks together need {:.0f} MB or more, and the control "
@@ -123,13 +144,6 @@ std::map<uint32_t, uint64_t> shared_parts(const walked_model& model,
   return result;
 }
 
-/// Whether something of the optimizer would be in host memory beside a device.
-bool offloads_optimizer(const session_config& x) {
-  if (!x.offload_optimizer || x.device == "cpu")
-    return false;
-  return x.device != "auto" || ask_cuda_driver().problem.empty();
-}
-
 } // namespace
 
 std::string needs_text(const std::vector<memory_need>& needs,
@@ -138,12 +152,17 @@ std::string needs_text(const std::vector<memory_need>& needs,
   std::vector<std::optional<uint64_t>> kept(needs.size());
   if (activations.unknown.empty())
     kept.assign(activations.predicted.begin(), activations.predicted.end());
-  uint64_t all = 0; // of one replica, of one of the ranks that share modules
-  for (size_t device = 0; device < needs.size(); ++device)
-    all += needs[device].sum() + kept[device].value_or(0);
+  total_need all;
+  for (size_t device = 0; device < needs.size(); ++device) {
+    all.where_they_compute += needs[device].sum() + kept[device].value_or(0);
+    all.on_host += needs[device].on_host;
+  }
+  // That was one replica, of one of the ranks that share modules.
+  for (auto* x : {&all.where_they_compute, &all.on_host})
+    *x = *x * ranks_of(config) / needs.size();
   return needs_table(needs, config.optimizer, kept)
          + explain(activations, config.smp.tensor_parallel_degree)
-         + warn_of_limit(all * ranks_of(config) / needs.size(), here);
+         + warn_of_limit(all, config.smp, here);
 }
 
 printed_plan plan_tree(const std::string& path, partition_options options) {
@@ -160,7 +179,7 @@ std::vector<memory_need> needs_of(const walked_model& model,
   const auto parts = shared_parts(
     model, decision.sharing,
     static_cast<int64_t>(config.smp.tensor_parallel_degree));
-  const auto offloads = offloads_optimizer(config.smp);
+  const auto offloads = config.smp.offload_optimizer && has_devices(config.smp);
   std::vector<memory_need> result;
   for (uint64_t device = 0; device < config.smp.pipeline_parallel_degree;
        ++device) {

@@ -76,7 +76,8 @@ activation_need activations_at_start(lone_decision& run, const train_config& x);
 /// @param xs by device
 /// @param here what this machine lets its processes have
 /// @returns a table of needs, activations included, a line on activations, and
-/// a warning if all ranks together need more than they may have here
+/// a warning if all ranks together need more host memory than they may have
+/// here
 std::string needs_text(const std::vector<memory_need>& xs,
                        const activation_need& activations,
                        const train_config& x,

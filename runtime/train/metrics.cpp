@@ -82,10 +82,10 @@ nlohmann::ordered_json object_of(const step_metrics& x) {
     result["offload_wait_seconds"] = x.offload_wait_seconds;
   }
   for (auto& y : x.devices) {
-    result["device"].push_back(y.device);
-    result["device_memory"].push_back(y.now);
-    result["device_peak_memory"].push_back(y.peak);
-    result["device_total_memory"].push_back(y.total);
+    result["device"].push_back(y.name);
+    result["device_memory"].push_back(y.memory);
+    result["device_peak_memory"].push_back(y.peak_memory);
+    result["device_total_memory"].push_back(y.total_memory);
   }
   if (!x.static_mode.empty())
     result["static"] = x.static_mode;

@@ -30,7 +30,7 @@ struct step_metrics {
   std::optional<uint64_t> offloaded_bytes = {};
   double offload_wait_seconds = 0;
   /// By rank, after the update; empty on the host.
-  std::vector<held_on_device> devices = {};
+  std::vector<device_status> devices = {};
   /// "record", "replay" or "fallback" (docs/modes.md); empty where no
   /// step is replayed.
   std::string static_mode = {};

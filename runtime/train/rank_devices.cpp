@@ -121,9 +121,9 @@ void device_memory_sum::add_to(std::vector<double>& summands) const {
   }
 }
 
-std::vector<held_on_device>
+std::vector<device_status>
 device_memory_sum::read(const std::vector<double>& sums) const {
-  std::vector<held_on_device> result;
+  std::vector<device_status> result;
   auto at = sums.end() - static_cast<ptrdiff_t>(2 * by_rank_.size());
   for (auto& x : by_rank_) {
     auto now = static_cast<uint64_t>(*at++);

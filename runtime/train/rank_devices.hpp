@@ -2,6 +2,7 @@
 
 // Where the ranks of a run compute, and the memory of their devices.
 
+#include "actors/protocol/run_status.hpp"
 #include "transport/ids.hpp"
 
 #include <cstdint>
@@ -36,14 +37,6 @@ std::vector<rank_place> places_of_ranks(session& s);
 /// node1: cuda:0-3 (85.0 GB each)"; none for ranks on the host
 std::vector<std::string> devices_text(const std::vector<rank_place>& by_rank);
 
-/// What a rank holds on its device, in bytes.
-struct held_on_device {
-  std::string device;
-  uint64_t now = 0;
-  uint64_t peak = 0; // since the rank began
-  uint64_t total = 0;
-};
-
 /// Memory of the devices of all ranks, by way of a sum over ranks that a run
 /// forms anyway.
 class device_memory_sum {
@@ -59,7 +52,7 @@ public:
 
   /// @param sums of what all ranks passed to `add_to`, which ends with it
   /// @returns what each rank holds; nothing if all ranks are on the host
-  std::vector<held_on_device> read(const std::vector<double>& sums) const;
+  std::vector<device_status> read(const std::vector<double>& sums) const;
 
 private:
   const session* session_ = nullptr;

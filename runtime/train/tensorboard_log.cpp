@@ -163,7 +163,7 @@ void tensorboard_log::on_step(const step_metrics& x) {
   names.reserve(x.devices.size());
   for (size_t i = 0; i < x.devices.size(); ++i)
     xs.emplace_back(names.emplace_back(fmt::format("device_memory/rank_{}", i)),
-                    static_cast<double>(x.devices[i].now));
+                    static_cast<double>(x.devices[i].memory));
   write(x.step, xs);
 }
 

@@ -17,6 +17,7 @@
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
 #include "runtime/step/model_state.hpp"
+#include "runtime/train/batch_feed.hpp"
 #include "runtime/train/evaluation_error.hpp"
 #include "runtime/train/half_on_cpu.hpp"
 #include "runtime/train/optimizers.hpp"
@@ -185,6 +186,9 @@ private:
         write_module_times(run_dir_ + "/times.json", decision->model);
       if (!rehearses())
         checkpoints_->load();
+      if (auto* device = session_.internals().launches();
+          device != nullptr && session_.pp_rank() == 0)
+        feed_.send_ahead(device->make_storage_copies());
       auto places = places_of_ranks(session_);
       devices_ = {session_, places};
       listener_.on_start(
@@ -254,7 +258,8 @@ private:
 
   template <class Step>
   void do_step(Step& train_step) {
-    auto x = training_batch(summary_.steps);
+    auto x = feed_.take(summary_.steps,
+                        summary_.steps + 1 == config_.train.steps);
     step_metrics result{.step = summary_.steps + 1};
     result.checkpoint_seconds = checkpoints_->take_seconds();
     result.lr = learning_rate(config_.optimizer, summary_.steps,
@@ -537,6 +542,7 @@ private:
   std::vector<at::Tensor> parameters_; // of the whole; empty once it is cut
   std::unique_ptr<torch::optim::Optimizer> torch_optimizer_;
   distributed_optimizer optimizer_;
+  batch_feed feed_{[this](uint64_t step) { return training_batch(step); }};
   std::optional<run_checkpoints> checkpoints_;
   std::optional<metrics_file> metrics_; // on rank 0
   std::vector<rank_id> world_;

@@ -39,12 +39,13 @@ std::map<std::string, std::string> driver(const std::string& version,
           {"SMP_TEST_CUDA_GPUS", gpus}};
 }
 
-/// The first steps of the quickstart.
+/// The first steps of the quickstart: the batch of the third is copied while
+/// the second runs.
 program quickstart(const train_dir& dir, const std::string& device,
                    const std::map<std::string, std::string>& environment,
                    const std::vector<std::string>& more = {}) {
   std::vector<std::string> command{source_file("config/quickstart.toml"),
-                                   "--train.steps=2",
+                                   "--train.steps=3",
                                    "--train.eval_steps=1",
                                    "--train.sample=8",
                                    "--smp.device=" + device,
@@ -68,7 +69,7 @@ TEST_CASE("The quickstart has the losses of the host on devices",
     dir, "cpu", {}, {"--smp.offload_optimizer=true"}); // as it is anyway
   finish(on_host);
   auto host = dir.metrics("cpu");
-  REQUIRE(host.size() == 2);
+  REQUIRE(host.size() == 3);
   CHECK_FALSE(host[0].contains("device"));
   uint64_t most = 0; // on a device with the optimizer
   // Through memory of the devices, and where they do not reach each other, and
@@ -85,16 +86,16 @@ TEST_CASE("The quickstart has the losses of the host on devices",
     CHECK((on_device.output().find("  on host\n") != std::string::npos)
           == offloads);
     auto device = dir.metrics("sim");
-    REQUIRE(device.size() == 2);
+    REQUIRE(device.size() == 3);
     for (auto* key : {"loss", "grad_norm"})
-      for (size_t i = 0; i < 2; ++i)
+      for (size_t i = 0; i < 3; ++i)
         CHECK(device[i][key].get<double>()
               == Catch::Approx(host[i][key].get<double>()).epsilon(1e-5));
     CHECK(
-      device[1]["held_out_loss"].get<double>()
-      == Catch::Approx(host[1]["held_out_loss"].get<double>()).epsilon(1e-5));
+      device[2]["held_out_loss"].get<double>()
+      == Catch::Approx(host[2]["held_out_loss"].get<double>()).epsilon(1e-5));
     CHECK(device[0]["device"] == nlohmann::json{"sim:0", "sim:1"});
-    for (size_t i = 0; i < 2; ++i)
+    for (size_t i = 0; i < 3; ++i)
       for (size_t rank = 0; rank < 2; ++rank) {
         auto number = [&](const char* key) {
           return device[i][key].at(rank).get<uint64_t>();
@@ -130,10 +131,10 @@ TEST_CASE("Replicas and ranks that share modules add up on devices as on hosts",
   finish(on_device);
   auto host = dir.metrics("cpu");
   auto device = dir.metrics("sim");
-  REQUIRE(host.size() == 2);
-  REQUIRE(device.size() == 2);
+  REQUIRE(host.size() == 3);
+  REQUIRE(device.size() == 3);
   for (auto* key : {"loss", "grad_norm"})
-    for (size_t i = 0; i < 2; ++i)
+    for (size_t i = 0; i < 3; ++i)
       CHECK(device[i][key].get<double>()
             == Catch::Approx(host[i][key].get<double>()).epsilon(1e-6));
 }
@@ -143,6 +144,8 @@ TEST_CASE("Devices that fail end a run of replicas by name",
   train_dir dir{""};
   auto environment = simulated_devices();
   environment["SMP_SIM_FAIL_KERNEL"] = "1500";
+  // Through memory of the devices, and where they do not reach each other.
+  environment["SMP_SIM_NO_PEERS"] = GENERATE("0", "1");
   auto run = quickstart(
     dir, "sim", environment,
     {"--ranks=2", "--smp.pipeline_parallel_degree=1", "--smp.ddp=true"});

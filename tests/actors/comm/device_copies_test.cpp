@@ -249,6 +249,46 @@ TEST_CASE("a tensor that is never ready is an error, and others go on",
   CHECK(to_text(w.heard(1).messages()[0].second.body.bytes) == "on");
 }
 
+TEST_CASE("what leaves a device for several ranks is copied to the host once",
+          "[actors][comm][device]") {
+  two_devices d{host_path()};
+  auto x = d.make(70000, 1);
+  x.ready = d.all[0]->make_event();
+  auto part = x, later = x;
+  part.nbytes = 100;
+  later.ready = d.all[0]->make_event();
+  staged_rank rank{d.options[0]};
+  auto copies_of = [&](const std::vector<tensor_ref>& xs, uint64_t to) {
+    auto before = d.all[0]->copies();
+    rank.send(xs, to);
+    rank.run();
+    return d.all[0]->copies() - before;
+  };
+  CHECK(copies_of({x}, 1) == 1);
+  CHECK(copies_of({x}, 2) == 0);
+  CHECK(copies_of({part, x, later}, 2) == 2);
+  rank.stages.stop(std::chrono::milliseconds{0}); // none of it has left
+  CHECK(rank.ends.size() == 3);
+}
+
+TEST_CASE("a rank whose device has failed blames no sender",
+          "[actors][comm][device]") {
+  ON_EVERY_WAY;
+  two_devices d{x};
+  comm_world w{"loopback", d.options};
+  d.all[1]->fail();
+  w.at(0).send(rank_id{1},
+               make_message("x", {d.make(70000, 1), make_tensor(10, 2)}), {});
+  // It can still say what happened.
+  w.at(1).send(rank_id{0}, make_message("failed", {}), {});
+  REQUIRE(w.heard(1).wait_messages(1));
+  REQUIRE(w.heard(0).wait_messages(1));
+  auto got = w.heard(1).take_messages()[0].second.body.tensors;
+  CHECK(got[0].home == device_ref{simulated_device::type, 0});
+  CHECK(same_bytes(got[1], pattern(10, 2)));
+  CHECK(w.heard(1).losses().empty());
+}
+
 TEST_CASE("a stop does not wait for a device", "[actors][comm][device]") {
   two_devices d{host_path()};
   comm_world w{"loopback", d.options};

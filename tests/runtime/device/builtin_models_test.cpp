@@ -182,6 +182,7 @@ const std::vector<row> rows = {
   {"a published t5", file("hf_t5")},
   {"a published bert", file("hf_bert")},
   {"a convnet in TorchScript", file("convnet")},
+  {"a mixture of experts in TorchScript", file("experts")},
 };
 
 struct numbers_of_run : smp::train_listener {

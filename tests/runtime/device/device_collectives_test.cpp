@@ -192,10 +192,10 @@ TEST_CASE("tensors here on the host and there on a device are refused",
 TEST_CASE("a device that fails ends the collective on all ranks, by name",
           "[runtime][device][tensor_collectives]") {
   auto count = GENERATE(int64_t{300'000}, int64_t{3});
+  auto peers = GENERATE(true, false);
+  CAPTURE(count, peers);
   checked_devices devices;
-  // Else rank 1 may take rank 0 for lost and tell it nothing; ranks that are
-  // processes say goodbye (tests/apps/devices_test.cpp).
-  sim::config().no_peers = true;
+  sim::config().no_peers = !peers;
   std::vector<std::string> texts(2);
   run_virtual_world(2, world_on("sim", 2), [&](session& s) {
     auto x = torch::ones({count}).to(device_here());

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 // A kernel that fails is noticed when the device is used next, or waited for.
 
@@ -33,7 +34,9 @@ void launch_broken_kernel() {
               [device] { sim::fail_device(device); });
 }
 
-enum class place { forward, backward, after };
+/// `other`: of the last rank, when rank 0 has what it computed, but not yet
+/// sent the gradient of that.
+enum class place { forward, backward, after, other };
 
 struct broken_impl : torch::nn::Module {
   explicit broken_impl(place x) : where(x) {
@@ -73,7 +76,10 @@ struct row_impl : torch::nn::Module {
   }
 
   Tensor forward(Tensor x) {
-    return fourth(third(second(first(x)))).square().mean();
+    auto y = fourth(third(second(first(x))));
+    if (second->where == place::other)
+      sim::fail_device(1);
+    return y.square().mean();
   }
 
   submodule<Linear> first = nullptr, third = nullptr, fourth = nullptr;
@@ -139,6 +145,36 @@ TEST_CASE("an error of a device says how to find its module",
   CHECK_THAT(why.text,
              ContainsSubstring("a kernel has failed")
                && ContainsSubstring("in this launch or in an earlier one"));
+}
+
+TEST_CASE("a rank whose device fails while others send to it is named on all",
+          "[runtime][device]") {
+  auto peers = GENERATE(true, false);
+  CAPTURE(peers);
+  checked_devices devices{200};
+  sim::config().no_peers = !peers;
+  auto world = manual_world(2, 4);
+  world.config.device = "sim";
+  std::vector<failure> heard(2);
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return row{2, place::other}; })};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x);
+      model.backward(loss);
+      return loss;
+    });
+    try {
+      train_step(torch::ones({2048, side})); // more than rides in a message
+    } catch (const error& e) {
+      assertion_lock asserting;
+      heard[s.rank()] = e.cause();
+    }
+  });
+  for (auto& why : heard) {
+    CAPTURE(why.text);
+    CHECK(why.rank == rank_id{1});
+    CHECK_THAT(why.text, ContainsSubstring("failed"));
+  }
 }
 
 TEST_CASE("a rank whose part has no room on its device says what it needs",

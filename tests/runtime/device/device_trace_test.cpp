@@ -145,6 +145,30 @@ TEST_CASE("a model that does not fit on a device is measured on the CPU",
   CHECK_THAT(basis, ContainsSubstring("measured on the CPU"));
 }
 
+TEST_CASE("a device is ready before the first module is measured",
+          "[runtime][device][trace]") {
+  auto world = manual_world(2, 2);
+  world.config.auto_partition = true;
+  world.config.device = "sim";
+  uint64_t begun = 0, waits = 0;
+  run_virtual_world(2, world, [&](session& s) {
+    auto traces = s.rank() == 0;
+    distributed_model model{seeded([&] {
+      return busy_row{[&, traces] {
+        if (traces && begun++ == 0)
+          waits = sim::host_waits().by_name["stream"];
+      }};
+    })};
+    auto train_step = training_step(model);
+    barrier();
+    if (traces)
+      sim::reset_host_waits();
+    train_step(torch::ones({4, side}));
+  });
+  CHECK(begun > 0);
+  CHECK(waits > 0);
+}
+
 TEST_CASE("modules take the time of their kernels, for which no host waits",
           "[runtime][device][trace]") {
   checked_devices devices{0};

@@ -53,10 +53,11 @@ const std::string not_named
 
 TEST_CASE("a need is compared with what the control group may use",
           "[runtime][plan]") {
-  const std::vector<memory_need> needs{{.parameters = 300'000'000}};
+  std::vector<memory_need> needs{{.parameters = 300'000'000}};
   const activation_need unknown{.unknown = "they are not measured"};
   control_group here;
-  auto text = [&] { return needs_text(needs, unknown, five_blocks(), here); };
+  auto config = five_blocks();
+  auto text = [&] { return needs_text(needs, unknown, config, here); };
   CHECK_THAT(text(), !ContainsSubstring("warning"));
   here.memory = 600'000'000; // two ranks
   CHECK_THAT(text(), !ContainsSubstring("warning"));
@@ -64,6 +65,12 @@ TEST_CASE("a need is compared with what the control group may use",
   CHECK_THAT(text(),
              ContainsSubstring("warning: all ranks together need 600 MB")
                && ContainsSubstring("may use 512 MB"));
+  // Devices have memory of their own.
+  config.smp.device = "sim";
+  CHECK_THAT(text(), !ContainsSubstring("warning"));
+  needs[0].on_host = 260'000'000;
+  CHECK_THAT(text(),
+             ContainsSubstring("warning: all ranks together need 520 MB"));
 }
 
 TEST_CASE("all modules that are shared, part of another or not named are named",

@@ -90,6 +90,11 @@ bool runs_on_meta(const c10::OperatorHandle& op, value_stack& arguments) {
   } catch (const c10::NotImplementedError&) {
     without_meta().add(name);
     return false;
+  } catch (const c10::IndexError&) {
+    // It looks at the first row of what is added, where there may be none.
+    if (op.schema().name() != "aten::index_add")
+      throw;
+    return false;
   }
 }
 

@@ -47,10 +47,13 @@ c10::IValue map_tensors(const c10::IValue& x, const F& f) {
       result.push_back(mapped(t));
     return result;
   }
-  if (x.isOptionalTensorList()) {
+  // Not isOptionalTensorList: TorchScript has objects of its own for that type.
+  if (x.isList()
+      && *x.toList().elementType() == *c10::OptionalType::ofTensor()) {
     c10::List<std::optional<at::Tensor>> result;
-    for (auto t : x.toOptionalTensorVector())
-      result.push_back(t ? std::optional{mapped(*t)} : t);
+    for (const auto& t : x.toListRef())
+      result.push_back(t.isTensor() ? std::optional{mapped(t.toTensor())}
+                                    : std::nullopt);
     return result;
   }
   return x;

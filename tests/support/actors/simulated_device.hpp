@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -156,6 +157,9 @@ public:
                   device_ref where) override {
     if (from.device == device_ref{} && where == device_ref{})
       return host_ops{}.copy(from, std::move(to), where);
+    if (failed_)
+      throw error{error_code::transport, "the device: a kernel has failed"};
+    ++copies_;
     auto result = from;
     auto done = make_event();
     result.data = to.get();
@@ -171,6 +175,16 @@ public:
   }
 
   // -- for tests --------------------------------------------------------------
+
+  /// From now on it does nothing any more, as whoever uses it is told.
+  void fail() {
+    failed_ = true;
+  }
+
+  /// Those that were begun.
+  int copies() const {
+    return copies_;
+  }
 
   std::shared_ptr<event> make_event() const {
     return std::shared_ptr<event>{new event{shared_}};
@@ -284,6 +298,8 @@ private:
   std::shared_ptr<memory> memory_ = std::make_shared<memory>();
   std::shared_ptr<event::state> shared_ = std::make_shared<event::state>();
   std::map<int16_t, std::shared_ptr<memory>> opened_;
+  std::atomic<bool> failed_ = false;
+  std::atomic<int> copies_ = 0;
   std::list<task> waiting_; // guarded by shared_->mutex
   bool stopping_ = false;   // guarded by shared_->mutex
   std::thread thread_;
