@@ -186,7 +186,7 @@ void run_file(const arguments& args) {
   figures result;
   for (int64_t round = 0; round < args.number("steps", 10); ++round) {
     auto store = offload_store::make(open_offload_file(dir),
-                                     {.dir = dir, .warn = {}});
+                                     {.dir = dir, .warn = {}, .device = {}});
     std::vector<c10::Storage> memory;
     for (int64_t i = 0; i < sets; ++i)
       memory.push_back(torch::full({bytes}, i, torch::kByte).storage());
