@@ -27,7 +27,7 @@ catch2_prefix=$deps/catch2-$catch2_version
 
 # Raise this when an installer below changes what it puts into a directory:
 # directories made by an older recipe are then made again.
-recipe=1
+recipe=2
 
 # Wheels are chosen for this Python, whichever one runs pip: C++ only wants the
 # headers and libraries inside, the same for all of them.
@@ -36,8 +36,8 @@ wheel_tags=(--only-binary=:all: --implementation cp --python-version 3.11
 for glibc in {28..17}; do
   wheel_tags+=(--platform "manylinux_2_${glibc}_x86_64")
 done
-torch_wheels=("torch==$torch_version" nvidia-cuda-cupti==13.0.85
-  nvidia-cuda-runtime==13.0.96)
+torch_wheels=("torch==$torch_version" nvidia-cuda-crt==13.0.88
+  nvidia-cuda-cupti==13.0.85 nvidia-cuda-runtime==13.0.96)
 # What LibTorch loads beside them on a machine with a GPU.
 cuda_wheels=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88
   nvidia-cudnn-cu13==9.19.0.56 nvidia-cufft==12.0.0.61
@@ -279,8 +279,10 @@ install_torch() {
     "${libraries[@]}" -d "$to"
   rm -f "$wheel"
   for wheel in "$to"/wheels/nvidia*.whl; do
-    step "unpacking ${wheel##*/}" "$log" "run again" unzip -q -o "$wheel" \
-      'nvidia/cu13/lib/libcu[pd]*.so.13' 'nvidia/cu13/include/*' -d "$to"
+    local -a parts=('nvidia/cu13/include/*')
+    [[ $wheel == *_crt-* ]] || parts+=('nvidia/cu13/lib/libcu[pd]*.so.13')
+    step "unpacking ${wheel##*/}" "$log" "run again" \
+      unzip -q -o "$wheel" "${parts[@]}" -d "$to"
   done
   rm -rf "$to/wheels"
   [[ -z $cuda ]] || install_cuda "$to" "$log"
@@ -314,6 +316,9 @@ build_caf() {
   fetch_from_mirror "$log" "$caf_source" "$caf_sha256" "$work/caf.tar.gz"
   step "unpacking CAF" "$log" "run again" \
     tar -xzf "$work/caf.tar.gz" -C "$work/source" --strip-components=1
+  # GCC 13 and later want what this header uses to be included.
+  sed -i '0,/#include/s//#include <cstdint>\n#include/' \
+    "$work/source/libcaf_core/caf/detail/ripemd_160.hpp"
   step "configuring CAF" "$log" "read the log's last lines" \
     cmake -G Ninja -S "$work/source" -B "$work/build" \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$to" \

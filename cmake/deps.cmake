@@ -32,14 +32,22 @@ add_library(smp::torch INTERFACE IMPORTED)
 target_link_libraries(smp::torch INTERFACE smp::torch_cpu smp::c10)
 
 # -- the CUDA runtime ----------------------------------------------------------
-# Only its wheel beside LibTorch: libtorch_cpu loads that library anyway.
+# Only its wheel beside LibTorch: libtorch_cpu loads that library anyway. Its
+# headers include some that are in a wheel of their own, or in the CUDA Toolkit.
 
 set(smp_cuda_dir ${SMP_TORCH_DIR}/../nvidia/cu13)
-if(EXISTS ${smp_cuda_dir}/include/cuda_runtime_api.h)
+find_path(SMP_CUDA_CRT_DIR crt/host_defines.h
+  HINTS ${smp_cuda_dir}/include PATHS /usr/local/cuda/include)
+mark_as_advanced(SMP_CUDA_CRT_DIR)
+set(smp_cuda_header ${smp_cuda_dir}/include/cuda_runtime_api.h)
+if(EXISTS ${smp_cuda_header} AND SMP_CUDA_CRT_DIR)
   add_library(smp::cudart SHARED IMPORTED)
   set_target_properties(smp::cudart PROPERTIES
     IMPORTED_LOCATION ${smp_cuda_dir}/lib/libcudart.so.13
-    INTERFACE_INCLUDE_DIRECTORIES ${smp_cuda_dir}/include)
+    INTERFACE_INCLUDE_DIRECTORIES "${smp_cuda_dir}/include;${SMP_CUDA_CRT_DIR}")
+elseif(EXISTS ${smp_cuda_header})
+  message(STATUS "without CUDA, as crt/host_defines.h is missing: install the "
+    "CUDA Toolkit, or nvidia-cuda-crt beside nvidia-cuda-runtime")
 endif()
 
 # -- fmt -----------------------------------------------------------------------
