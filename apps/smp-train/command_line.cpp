@@ -226,9 +226,7 @@ std::string complaint(const command_line& x) {
 std::string take_place(nodes_command& x) {
   if (x.nodes == 0 || (x.node && !x.master.empty()))
     return {};
-  auto place = read_place_in_run([](const char* name) {
-    return static_cast<const char*>(std::getenv(name));
-  });
+  auto place = read_place_in_run(std::getenv);
   if (!place)
     return {};
   if (!x.node && place->world_size != x.nodes)

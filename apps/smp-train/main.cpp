@@ -365,9 +365,8 @@ void check_restarts(const command_line& cmd, const train_config& config,
   if (config.train.max_restarts > 0 && other_launcher)
     throw config_error(fmt::format(
       "train.max_restarts = {} is for ranks that smp-train itself starts: "
-      "under "
-      "mpirun or srun, start one process on each machine, with --nodes N; or "
-      "leave it out, and let Slurm (sbatch --requeue), Kubernetes "
+      "under mpirun or srun, start one process on each machine, with --nodes "
+      "N; or leave it out, and let Slurm (sbatch --requeue), Kubernetes "
       "(backoffLimit) or a loop give the command again, which goes on from "
       "checkpoint.dir",
       config.train.max_restarts));

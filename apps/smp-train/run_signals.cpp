@@ -9,8 +9,6 @@ namespace smp::app {
 
 namespace {
 
-constexpr int code_of_interrupt = 130;
-
 std::atomic<bool> was_interrupted = false;
 std::atomic<bool> will_begin_again = false;
 std::atomic<bool> wants_to_save = false;
@@ -20,7 +18,7 @@ void on_interrupt(int, siginfo_t* from, void*) {
       && from->si_value.sival_int == begins_again_value)
     will_begin_again = true;
   if (was_interrupted.exchange(true))
-    std::_Exit(code_of_interrupt);
+    std::_Exit(code_interrupted);
 }
 
 void on_save(int, siginfo_t*, void*) {

@@ -76,7 +76,8 @@ struct environment_variable {
 /// in small pages cross between processes at half the rate; OpenMP threads that
 /// sleep while they wait, because spinning ones slow down those that work; no
 /// memory hooks of UCX, because they cost 0.4 s, and none on memory of GPUs,
-/// which it never gets.
+/// which it never gets. (python/smp/__init__.py has those of the libraries once
+/// more: there they come before this code is loaded.)
 inline constexpr environment_variable variables_before_exec[] = {
   {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"},
   {"OMP_WAIT_POLICY", "passive"},

@@ -290,6 +290,10 @@ private:
       throw e;
     }
     next_ = {};
+    cannot_go_on(e);
+  }
+
+  void cannot_go_on(const error& e) {
     code_ = exit_code_of(e.code());
     end({}, fmt::format("not started again: {}", e.what()));
   }
@@ -449,8 +453,7 @@ private:
                                 .cause = cause_});
       note_.newest = position_.newest;
     } catch (const error& e) {
-      code_ = exit_code_of(e.code());
-      end({}, fmt::format("not started again: {}", e.what()));
+      cannot_go_on(e);
       return false;
     }
     return true;

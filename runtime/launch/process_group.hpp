@@ -30,11 +30,11 @@ inline constexpr const char* ends_with_output_variable = "SMP_ENDS_WITH_OUTPUT";
 
 // Exit codes of a run and of a rank.
 inline constexpr int code_interrupted = 130;
+inline constexpr int code_rank_failed = 3;
 
 /// The value of a SIGINT (sigqueue) with which a launcher interrupts ranks that
 /// it will start again.
 inline constexpr int begins_again_value = 1;
-inline constexpr int code_rank_failed = 3;
 
 /// Starts processes, waits for them, and ends all of them when one fails
 /// or the user interrupts. No process outlives this object, or the thread

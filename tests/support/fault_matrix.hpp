@@ -17,6 +17,7 @@
 #include <set>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -77,6 +78,8 @@ inline std::vector<fault_row> fault_matrix() {
   const std::string in_step = "smp-train: rank {}, module part: ";
   const std::string no_memory = "no more memory (std::bad_alloc)";
   const std::string loops = "rank {} executes module part, microbatch ";
+  const std::vector<std::pair<std::string, std::string>> thrown{
+    {"throw", "on purpose"}, {"memory", "std::bad_alloc"}};
   std::vector<fault_row> result{
     {"throw", "start-up", 3, made + "on purpose", false},
     {"throw", "optimizer", 3, "smp-train: on purpose"},
@@ -90,9 +93,8 @@ inline std::vector<fault_row> fault_matrix() {
     auto own = [&](const std::string& text) {
       return phase == "backward" ? "smp-train: rank 0: " + text : "";
     };
-    for (std::string text : {"on purpose", "std::bad_alloc"})
-      result.push_back({text == "on purpose" ? "throw" : "memory", phase, 3,
-                        in_step + text, true, own(text)});
+    for (auto& [kind, text] : thrown)
+      result.push_back({kind, phase, 3, in_step + text, true, own(text)});
     result.push_back({"loop", phase, 4, loops, true, "; rank 0 executes "});
   }
   const std::vector<std::string> phases{

@@ -21,7 +21,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         if self.holds:  # native code that keeps the interpreter's lock
-            ctypes.PyDLL(None).sleep(60)
+            ctypes.PyDLL(None).pause()  # until a signal ends the rank
         return x + torch.relu(self.a(x))
 
 
