@@ -177,7 +177,8 @@ function(smp_add_python folder)
     REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
   string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" wanted
     "${wanted}")
-  if(NOT Python_FOUND OR NOT version MATCHES "^${wanted}[.]")
+  # Whoever makes a wheel needs the headers, whoever installs it PyTorch.
+  if(NOT Python_FOUND OR NOT (SKBUILD OR version MATCHES "^${wanted}[.]"))
     message(STATUS "the Python package is not made: ${SMP_PYTHON} needs headers "
       "(it has them: ${Python_FOUND}) and PyTorch ${wanted} (it has: ${version})")
     return()

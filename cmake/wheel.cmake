@@ -3,7 +3,7 @@
 # those of their own wheels, in the folders beside ours.
 
 if(NOT TARGET smp_core)
-  message(FATAL_ERROR "a wheel needs a Python with PyTorch and headers: SMP_PYTHON=${SMP_PYTHON}")
+  message(FATAL_ERROR "a wheel needs CPython 3.10 or later with its headers: SMP_PYTHON=${SMP_PYTHON}")
 endif()
 
 set(beside "$ORIGIN/../../torch/lib" "$ORIGIN/../../libucx/lib")
