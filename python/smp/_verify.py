@@ -126,10 +126,10 @@ class _Alone:
                 if slot in x.__dict__:
                     memo[id(x.__dict__[slot])] = None
         self._copy = copy.deepcopy(module, memo)
+        # Functions are copied as they are, whatever the memo says (3.14).
         for x in self._copy.modules():
             for slot in _CALLS:
-                if x.__dict__.get(slot, 0) is None:
-                    del x.__dict__[slot]
+                x.__dict__.pop(slot, None)
         for path, found in attributes:
             self._copy.get_submodule(path).__dict__.update(found)
         self._root = _core.Module(self._copy)
