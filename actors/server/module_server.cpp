@@ -27,59 +27,50 @@ module_server_state::module_server_state(pointer self)
 module_server_state::~module_server_state() {
   door->close();
   for (auto& [id, x] : contexts)
-    caf::anon_send_exit(x.actor, caf::exit_reason::kill);
+    caf::anon_send_exit(x, caf::exit_reason::kill);
   if (scheduler)
     caf::anon_send_exit(scheduler, caf::exit_reason::kill);
 }
 
 // -- what the core wants ------------------------------------------------------
 
-void module_server_state::start(context_id ctx, request x) {
-  auto& to = contexts[ctx];
-  if (!to.code) {
-    to.code = options.services->make_executor();
-    to.code->attach(
-      ctx,
-      std::make_shared<server_handle>(server_handle{module_server_actor{self}}),
-      &options.board->record());
-    // The board may outlive the context.
-    options.board->add(ctx, [code = std::weak_ptr{to.code}] {
-      auto x = code.lock();
-      return x ? x->look() : context_view{};
-    });
-    to.actor = self->spawn<caf::monitored>(worker_context, to.code);
-  }
-  hand_over(to, [&] { return to.code->start(std::move(x)); });
+std::shared_ptr<executor> module_server_state::make_context(context_id ctx) {
+  auto result = options.services->make_executor();
+  result->attach(
+    ctx,
+    std::make_shared<server_handle>(server_handle{module_server_actor{self}}),
+    &options.board->record());
+  // The board may outlive the context.
+  options.board->add(ctx, [code = std::weak_ptr{result}] {
+    auto x = code.lock();
+    return x ? x->look() : context_view{};
+  });
+  contexts[ctx] = self->spawn<caf::monitored>(worker_context, result);
+  return result;
 }
 
-void module_server_state::resume(context_id ctx, response x) {
-  if (auto i = contexts.find(ctx); i != contexts.end())
-    hand_over(i->second, [&] { return i->second.code->resume(std::move(x)); });
+void module_server_state::crashed(context_id ctx,
+                                  const std::exception_ptr& why) {
+  self->send_exit(contexts.at(ctx), error_of_exception(why));
 }
 
-void module_server_state::ask(rank_id owner, request x) {
-  auto on_sent = [door = door, id = x.id](const failure& e) {
+fabric::sent_callback module_server_state::on_asked(request_id id) {
+  return [door = door, id](const failure& e) {
     if (e)
       door->send(completed{id, e});
   };
-  options.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
 }
 
-void module_server_state::answer(response x) {
-  if (x.id.origin == core->self()) {
-    if (scheduler)
-      self->send(scheduler, std::move(x));
-    return;
-  }
-  auto to = x.id.origin;
-  fabric::sent_callback on_sent;
-  // If a failure cannot be sent, there is no simpler answer to send instead.
-  if (!x.error)
-    on_sent = [door = door, id = x.id](const failure& e) {
-      if (e && e.code != error_code::rank_down)
-        door->send(undelivered{id, e});
-    };
-  options.fabric->send(to, encode(std::move(x)), std::move(on_sent));
+fabric::sent_callback module_server_state::on_answered(request_id id) {
+  return [door = door, id](const failure& e) {
+    if (e && e.code != error_code::rank_down)
+      door->send(undelivered{id, e});
+  };
+}
+
+void module_server_state::body_over(response x) {
+  if (scheduler)
+    self->send(scheduler, std::move(x));
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
@@ -206,9 +197,7 @@ void module_server_state::on_down(const caf::down_msg& x) {
       core->end_step(std::move(report));
     }
   }
-  auto is_source = [&](auto& y) {
-    return y.second.actor.address() == x.source;
-  };
+  auto is_source = [&](auto& y) { return y.second.address() == x.source; };
   if (auto i = std::find_if(contexts.begin(), contexts.end(), is_source);
       i != contexts.end()) {
     auto id = i->first;
@@ -241,24 +230,12 @@ void module_server_state::settle() {
     return;
   // No executor thread executes any more, so joining them is fast.
   for (auto& [id, x] : contexts)
-    self->send_exit(x.actor, reason);
+    self->send_exit(x, reason);
   if (contexts.empty() && !scheduler)
     self->quit(reason);
 }
 
 // -- helpers ------------------------------------------------------------------
-
-// An exception of the executor is a defect; its text is more useful to the
-// caller that waits for the context than on a terminal.
-template <class F>
-void module_server_state::hand_over(const context_entry& to, F f) {
-  try {
-    if (auto err = f())
-      on_refused(err.text);
-  } catch (...) {
-    self->send_exit(to.actor, error_of_exception(std::current_exception()));
-  }
-}
 
 template <class T>
 void module_server_state::broadcast(const T& x) {
@@ -293,7 +270,7 @@ server_status module_server_state::status() const {
          incomplete ? options.services->awaited_by(x) : no_rank, later});
     });
   for (auto& [id, x] : contexts)
-    result.contexts.push_back(x.actor);
+    result.contexts.push_back(x);
   result.scheduler = scheduler;
   return result;
 }
@@ -313,6 +290,7 @@ void module_server_state::init(server_options x,
     server_core::options{
       .self = options.self,
       .leader = leader,
+      .fabric = *options.fabric,
       .services = *options.services,
       .board = *options.board,
       .token = options.token,
@@ -347,9 +325,7 @@ module_server(module_server_state::pointer self, server_options options,
     [self](request& x) { self->state.core->receive(std::move(x)); },
     [self](response& x) { self->state.core->receive(std::move(x)); },
     [self](const completed& x) { self->state.core->complete(x); },
-    [self](const undelivered& x) {
-      self->state.answer(response{x.id, {}, x.error});
-    },
+    [self](const undelivered& x) { self->state.core->answer_undelivered(x); },
     [self](const forward_over& x) { self->state.end_forward(x); },
     [self](moved_atom) { self->state.core->turns_moved(); },
     [self](const microbatch_done& x) { self->state.end_microbatch(x); },

@@ -57,12 +57,13 @@ struct module_server_state : server_output {
   ~module_server_state() override;
 
   // -- server_output ----------------------------------------------------------
-  // The core calls `noted`, which updates the board before it calls these.
+  // The core updates the board before it calls these.
 
-  void start(context_id ctx, request x) override;
-  void resume(context_id ctx, response x) override;
-  void ask(rank_id owner, request x) override;
-  void answer(response x) override;
+  std::shared_ptr<executor> make_context(context_id ctx) override;
+  void crashed(context_id ctx, const std::exception_ptr& why) override;
+  fabric::sent_callback on_asked(request_id id) override;
+  fabric::sent_callback on_answered(request_id id) override;
+  void body_over(response x) override;
   void forward_done(const smp::forward_done& x) override;
   void run(const scheduled_step& x) override;
   void planned(const step_plan& x) override;
@@ -92,7 +93,7 @@ struct module_server_state : server_output {
   /// The rank shuts down: cancels running work, then ends the other actors.
   void on_exit(const caf::exit_msg& x);
 
-  /// A context that refuses a message disagrees with the core: a defect.
+  /// A message that has no handler is a defect.
   void on_refused(const std::string& why);
 
   /// Continues a shutdown once nothing executes.
@@ -110,21 +111,12 @@ struct module_server_state : server_output {
 
   server_status status() const;
 
-  struct context_entry {
-    worker_context_actor actor;
-    std::shared_ptr<executor> code;
-  };
-
-  /// Calls `f`; ends the context if its executor throws.
-  template <class F>
-  void hand_over(const context_entry& to, F f);
-
   pointer self;
   std::shared_ptr<server_door> door;
   server_options options;
   std::function<void(step_report)> on_report;
   std::optional<server_core> core;
-  std::map<context_id, context_entry> contexts;
+  std::map<context_id, worker_context_actor> contexts;
   pipeline_scheduler_actor scheduler;
   uint64_t memory_at_begin = 0; // of the step, bytes
   bool closing = false;

@@ -7,7 +7,6 @@
 #include "tests/support/actors/function_services.hpp"
 #include "tests/support/actors/scripted_executor.hpp"
 #include "tests/support/actors/server_core_fixture.hpp"
-#include "transport/wake_up.hpp"
 
 #include <memory>
 #include <optional>
@@ -18,52 +17,6 @@
 using namespace smp;
 
 namespace {
-
-/// Notes what is sent, and refuses as much of it as a test wants.
-struct noting_fabric : fabric {
-  rank_id self() const override {
-    return {};
-  }
-
-  std::string address() const override {
-    return {};
-  }
-
-  void start(const std::vector<std::string>&, fabric_listener&) override {
-    // nop
-  }
-
-  void send(rank_id to, message x, sent_callback done) override {
-    sent.emplace_back(to, decode(std::move(x)));
-    failure why;
-    if (refuse > 0) {
-      --refuse;
-      why = {error_code::transport, to, {}, "too large"};
-    }
-    if (done)
-      done(why);
-  }
-
-  void park(pollable_wake_up& x) override {
-    x.wait();
-  }
-
-  void peer_lost(const failure& x) override {
-    lost.push_back(x);
-  }
-
-  void stop(std::chrono::milliseconds) override {
-    // nop
-  }
-
-  fabric_stats stats() const override {
-    return {};
-  }
-
-  int refuse = 0;
-  std::vector<std::pair<rank_id, incoming>> sent;
-  std::vector<failure> lost;
-};
 
 /// Rank `self` of two; the test plays the other one.
 struct one_rank : actor_fixture, stage {
@@ -108,7 +61,7 @@ struct one_rank : actor_fixture, stage {
   }
 
   function_services services;
-  noting_fabric net;
+  test::noting_fabric net;
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
   module_server_actor server;
