@@ -3,10 +3,10 @@
 #include "actors/board/rank_board.hpp"
 #include "actors/protocol/actor_scheduler.hpp"
 #include "actors/protocol/plain_text.hpp"
+#include "actors/protocol/server_handle.hpp"
 #include "actors/protocol/wire.hpp"
 #include "actors/schedule/pipeline_scheduler.hpp"
 #include "actors/schedule/user_schedule.hpp"
-#include "actors/server/server_handle.hpp"
 
 #include <caf/sec.hpp>
 #include <caf/send.hpp>
@@ -165,19 +165,59 @@ void module_server_state::enter(const run_step& x) {
   }
 }
 
-void module_server_state::end_forward(const smp::forward_over& x) {
+void module_server_state::take(rank_id from, message x) {
+  incoming what;
+  try {
+    what = decode(std::move(x));
+    std::visit([&](auto& y) { check_sender(from, y); }, what);
+  } catch (const error& e) {
+    auto cause = e.cause();
+    cause.rank = from;
+    // This closes its endpoint, so that rank learns of its end as well.
+    options.fabric->peer_lost(cause);
+    return core->rank_down(cause);
+  }
+  std::visit([this](auto& y) { handle(y); }, what);
+}
+
+void module_server_state::handle(request& x) {
+  core->receive(std::move(x));
+}
+
+void module_server_state::handle(response& x) {
+  core->receive(std::move(x));
+}
+
+void module_server_state::handle(const rank_report& x) {
+  if (scheduler)
+    self->send(scheduler, x);
+}
+
+void module_server_state::handle(const step_plan& x) {
+  core->plan(x);
+}
+
+void module_server_state::handle(const step_diverged& x) {
+  core->diverge(x);
+}
+
+void module_server_state::handle(const step_failed& x) {
+  core->fail_step(x);
+}
+
+void module_server_state::handle(const smp::forward_over& x) {
   if (scheduler && (core->keeps_order() || options.tells_forwards))
     broadcast(x);
   core->end_forward(x);
 }
 
-void module_server_state::end_microbatch(const microbatch_done& x) {
+void module_server_state::handle(const microbatch_done& x) {
   if (scheduler)
     broadcast(x);
   core->end_microbatch(x);
 }
 
-void module_server_state::end_step(step_report x) {
+void module_server_state::handle(step_report& x) {
   if (scheduler)
     broadcast(x);
   core->end_step(std::move(x));
@@ -236,6 +276,35 @@ void module_server_state::settle() {
 }
 
 // -- helpers ------------------------------------------------------------------
+
+template <class T>
+void module_server_state::check_sender(rank_id from, const T& x) const {
+  auto refuse = [](const char* why) -> void {
+    throw error{error_code::protocol, why};
+  };
+  auto leader = options.pipeline.front();
+  auto leads = core->self() == leader;
+  if constexpr (std::is_same_v<T, request>) {
+    if (x.id.origin != from)
+      refuse("malformed request: origin is not the sender");
+  } else if constexpr (std::is_same_v<T, response>) {
+    if (x.id.origin != core->self())
+      refuse("malformed response: origin is another rank");
+  } else if constexpr (std::is_same_v<T, rank_report>) {
+    if (!leads)
+      refuse("malformed control message: only pp_rank 0 may get one");
+  } else if constexpr (std::is_same_v<T, step_diverged>) {
+    if (from != leader && !leads)
+      refuse("malformed control message: from or to pp_rank 0 only");
+  } else if constexpr (std::is_same_v<T, step_failed>) {
+    // Between pipelines that share modules, the pp_rank 0 of one tells the
+    // pp_rank 0 of the other.
+    if (leads ? std::ranges::count(options.tied, from) == 0 : from != leader)
+      refuse("malformed control message: only pp_rank 0 may send one");
+  } else if (from != leader || leads) {
+    refuse("malformed control message: only pp_rank 0 may send one");
+  }
+}
 
 template <class T>
 void module_server_state::broadcast(const T& x) {
@@ -319,28 +388,21 @@ module_server(module_server_state::pointer self, server_options options,
   self->set_exception_handler(
     [](std::exception_ptr& x) { return error_of_exception(x); });
   return {
+    [self](rank_id from, message& x) { self->state.take(from, std::move(x)); },
     [self](const run_step& x) { self->state.enter(x); },
-    [self](const step_plan& x) { self->state.core->plan(x); },
-    [self](const step_diverged& x) { self->state.core->diverge(x); },
-    [self](request& x) { self->state.core->receive(std::move(x)); },
-    [self](response& x) { self->state.core->receive(std::move(x)); },
+    [self](const step_plan& x) { self->state.handle(x); },
+    [self](const step_diverged& x) { self->state.handle(x); },
+    [self](request& x) { self->state.handle(x); },
+    [self](response& x) { self->state.handle(x); },
     [self](const completed& x) { self->state.core->complete(x); },
     [self](const undelivered& x) { self->state.core->answer_undelivered(x); },
-    [self](const forward_over& x) { self->state.end_forward(x); },
+    [self](const forward_over& x) { self->state.handle(x); },
     [self](moved_atom) { self->state.core->turns_moved(); },
-    [self](const microbatch_done& x) { self->state.end_microbatch(x); },
-    [self](const step_failed& x) { self->state.core->fail_step(x); },
-    [self](step_report& x) { self->state.end_step(std::move(x)); },
-    [self](const rank_report& x) {
-      if (self->state.scheduler)
-        self->send(self->state.scheduler, x);
-    },
+    [self](const microbatch_done& x) { self->state.handle(x); },
+    [self](const step_failed& x) { self->state.handle(x); },
+    [self](step_report& x) { self->state.handle(x); },
+    [self](const rank_report& x) { self->state.handle(x); },
     [self](down_atom, const failure& x) { self->state.core->rank_down(x); },
-    [self](malformed_atom, const failure& x) {
-      // This closes its endpoint, so that rank learns of its end as well.
-      self->state.options.fabric->peer_lost(x);
-      self->state.core->rank_down(x);
-    },
     [self](token_atom) { self->state.core->token_granted(); },
     [self](reached_atom) { self->state.core->reached(); },
     [self](asked& x) { self->state.core->issue(x.context, std::move(x.what)); },
@@ -353,47 +415,6 @@ module_server(module_server_state::pointer self, server_options options,
     },
     [self](status_atom) { return self->state.status(); },
   };
-}
-
-// -- inbox --------------------------------------------------------------------
-
-void server_inbox::deliver(rank_id from, message x) const {
-  auto refuse = [](const char* why) -> void {
-    throw error{error_code::protocol, why};
-  };
-  auto pass = [&](auto& y) {
-    using type = std::decay_t<decltype(y)>;
-    if constexpr (std::is_same_v<type, request>) {
-      if (y.id.origin != from)
-        refuse("malformed request: origin is not the sender");
-    } else if constexpr (std::is_same_v<type, response>) {
-      if (y.id.origin != self)
-        refuse("malformed response: origin is another rank");
-    } else if constexpr (std::is_same_v<type, rank_report>) {
-      if (self != leader)
-        refuse("malformed control message: only pp_rank 0 may get one");
-    } else if constexpr (std::is_same_v<type, step_diverged>) {
-      if (from != leader && self != leader)
-        refuse("malformed control message: from or to pp_rank 0 only");
-    } else if constexpr (std::is_same_v<type, step_failed>) {
-      // Between pipelines that share modules, the pp_rank 0 of one tells the
-      // pp_rank 0 of the other.
-      if (self == leader ? std::ranges::count(tied, from) == 0 : from != leader)
-        refuse("malformed control message: only pp_rank 0 may send one");
-    } else if (from != leader || self == leader) {
-      refuse("malformed control message: only pp_rank 0 may send one");
-    }
-    run_here received;
-    caf::anon_send(server, std::move(y));
-  };
-  try {
-    auto y = decode(std::move(x));
-    std::visit(pass, y);
-  } catch (const error& e) {
-    auto cause = e.cause();
-    cause.rank = from;
-    caf::anon_send(server, malformed_atom_v, std::move(cause));
-  }
 }
 
 } // namespace smp

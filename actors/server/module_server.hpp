@@ -82,10 +82,20 @@ struct module_server_state : server_output {
 
   void enter(const run_step& x);
 
+  /// A message of another rank.
+  void take(rank_id from, message x);
+
+  // What other ranks send, or actors of this one.
+  void handle(request& x);
+  void handle(response& x);
+  void handle(const rank_report& x);
+  void handle(const step_plan& x);
+  void handle(const step_diverged& x);
+  void handle(const step_failed& x);
   // Events of the SCHEDULER, which go on to all ranks, or of pp_rank 0.
-  void end_forward(const smp::forward_over& x);
-  void end_microbatch(const microbatch_done& x);
-  void end_step(step_report x);
+  void handle(const smp::forward_over& x);
+  void handle(const microbatch_done& x);
+  void handle(step_report& x);
 
   /// A context or the SCHEDULER died.
   void on_down(const caf::down_msg& x);
@@ -100,6 +110,10 @@ struct module_server_state : server_output {
   void settle();
 
   // -- helpers ----------------------------------------------------------------
+
+  /// @throws error (protocol) if `from` may not send such a message
+  template <class T>
+  void check_sender(rank_id from, const T& x) const;
 
   /// From pp_rank 0: sends `x` to all other ranks of the pipeline.
   template <class T>
@@ -128,18 +142,5 @@ struct module_server_state : server_output {
 module_server_actor::behavior_type
 module_server(module_server_state::pointer self, server_options options,
               std::function<void(step_report)> on_report);
-
-/// Passes messages from the fabric to the MODULE SERVER: decodes them on the
-/// thread of the fabric.
-struct server_inbox {
-  module_server_actor server;
-  rank_id self;
-  /// pp_rank 0, the only rank that may end microbatches and steps.
-  rank_id leader;
-  /// See `server_options::tied`.
-  std::vector<rank_id> tied = {};
-
-  void deliver(rank_id from, message x) const;
-};
 
 } // namespace smp

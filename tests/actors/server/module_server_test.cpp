@@ -34,6 +34,7 @@ struct one_rank : actor_fixture, stage {
     server_options options;
     options.self = rank_id{self};
     options.pipeline = {rank_id{0}, rank_id{1}};
+    options.tied = tied;
     options.fabric = &net;
     options.services = &services;
     options.token = std::make_shared<execution_token>();
@@ -62,6 +63,7 @@ struct one_rank : actor_fixture, stage {
 
   function_services services;
   test::noting_fabric net;
+  std::vector<rank_id> tied;
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
   module_server_actor server;
@@ -126,8 +128,7 @@ TEST_CASE_METHOD(one_rank, "pp_rank 0 tells the others the first failure",
 TEST_CASE_METHOD(one_rank, "nonsense closes the endpoint of its sender",
                  "[actors][server]") {
   init(1);
-  server_inbox inbox{server, rank_id{1}, rank_id{0}};
-  inbox.deliver(rank_id{0}, message{message_kind::control, {}});
+  caf::anon_send(server, rank_id{0}, message{message_kind::control, {}});
   run();
   REQUIRE(net.lost.size() == 1);
   CHECK(net.lost[0].rank == rank_id{0});
@@ -141,17 +142,17 @@ TEST_CASE_METHOD(one_rank,
                  "with no other",
                  "[actors][server]") {
   script[root_module] = {do_return("r")};
+  tied = {rank_id{2}};
   init(0);
-  server_inbox inbox{server, rank_id{0}, rank_id{0}, {rank_id{2}}};
   auto failed = [] {
     return encode(step_failed{step_id{1}, test::user_error("there")});
   };
-  inbox.deliver(rank_id{2}, failed());
+  caf::anon_send(server, rank_id{2}, failed());
   run();
   REQUIRE(report);
   CHECK(report->error.text == "there");
   CHECK(net.lost.empty());
-  inbox.deliver(rank_id{3}, failed());
+  caf::anon_send(server, rank_id{3}, failed());
   run();
   REQUIRE(net.lost.size() == 1);
   CHECK(net.lost[0].rank == rank_id{3});
