@@ -50,10 +50,23 @@ expect_wrong(actors/a.hpp "throw error{\"see docs/b.md\"}\;" "no docs/b.md")
 expect_wrong(docs/a.md "First `b::run`." "b::run is not in the code")
 
 # Stops.
-set(table "| where | stops | |\n| --- | --- | --- |\n| here | `b`, `c` | 2 |\n| there | `b` | 1 |\n")
-expect_right(docs/a.md "${table}\n| stops | 3 | 9 |")
-expect_wrong(docs/a.md "${table}\n| stops | 4 | 9 |" "3 stops are said to be 4")
-expect_wrong(docs/a.md "${table}| then | `b` | 2 |" "a row of 1 stops says 2")
+set(header "| where | stops | |\n| --- | --- | --- |\n")
+set(table "${header}| here | takes it, `b::run` | 2 |\n| there | `c` | 1 |\n")
+macro(plant_stops text)
+  plant(docs/a.md "${text}\n" actors/README.md "# actors\n"
+    actors/b.hpp "struct b {\n  void run(int x) const {\n"
+    actors/b.cpp "int c(\n  int x) {\n  return d(x)\;\n")
+endmacro()
+function(expect_wrong_stops text message)
+  plant_stops("${text}")
+  expect_refusal(docs "docs/a.md: [^\n]*${message}")
+endfunction()
+plant_stops("${table}\n${header}| here | `c` | 1 |\n\n| stops | 3 | 1 |")
+expect_pass(docs)
+expect_wrong_stops("${table}\n| stops | 4 |" "3 stops are said to be 4")
+expect_wrong_stops("${table}| then | `c` | 2 |" "a row of 1 stops says 2")
+expect_wrong_stops("${header}| here | `b::c` | 1 |\n\n| stops | 1 |" "`b::c` is not defined")
+expect_wrong_stops("${header}| here | `d` | 1 |\n\n| stops | 1 |" "`d` is not defined")
 
 # Imports.
 expect_wrong(tests/zoo/models/published.py "from published import X" "no module published")

@@ -2,6 +2,10 @@
 
 #include "actors/comm/message_priority.hpp"
 #include "actors/comm/stage_actors.hpp"
+#include "actors/protocol/actor_scheduler.hpp"
+#include "actors/protocol/server_handle.hpp"
+
+#include <caf/send.hpp>
 
 #include <algorithm>
 #include <string>
@@ -55,6 +59,11 @@ bool just_rides(const tensor_ref& x) noexcept {
 template <class Predicate>
 bool all_tensors(const message& x, Predicate f) {
   return std::all_of(x.body.tensors.begin(), x.body.tensors.end(), f);
+}
+
+bool is_for_server(const message& x) noexcept {
+  return x.kind == message_kind::request || x.kind == message_kind::response
+         || x.kind == message_kind::control;
 }
 
 uint64_t bytes_of(const message& x) noexcept {
@@ -423,7 +432,12 @@ void comm_fabric::deliver(rank_id from, message x) {
     if (lost_.contains(from))
       return;
   }
-  listener().on_message(from, std::move(x));
+  if (server_ && is_for_server(x)) {
+    run_here received;
+    caf::anon_send(server_->actor, from, std::move(x));
+  } else {
+    listener().on_message(from, std::move(x));
+  }
   board_->taken(from);
 }
 
@@ -528,6 +542,7 @@ void comm_fabric::stop(std::chrono::milliseconds limit) {
   close({error_code::cancelled, self(), {}, "the fabric was stopped"});
   if (actors_)
     actors_->end();
+  server_ = nullptr; // no handle of an actor may outlive the actors
 }
 
 // -- for those who look -------------------------------------------------------

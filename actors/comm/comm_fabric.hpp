@@ -35,6 +35,7 @@
 namespace smp {
 
 class stage_actors;
+struct server_handle;
 
 /// A fabric between a rank and the fabric that moves bytes. All messages of the
 /// rank pass through it: it chooses the path of the tensors of each, bounds how
@@ -77,6 +78,13 @@ public:
   /// unless `comm_options` says otherwise. Call before `start`.
   void place(std::vector<uint64_t> machine_of_rank) {
     router_.place(std::move(machine_of_rank));
+  }
+
+  /// From now on the MODULE SERVER gets what is for it: requests, responses and
+  /// control messages. The rest, and without a SERVER all, is for the listener.
+  /// Call before `start`; `stop` lets go of it.
+  void serve(std::shared_ptr<const server_handle> x) {
+    server_ = std::move(x);
   }
 
   // -- at the start, on a device ----------------------------------------------
@@ -223,6 +231,7 @@ private:
   void go_on(comm_stage at, comm_message_ptr x);
 
   const std::shared_ptr<rank_board> board_;
+  std::shared_ptr<const server_handle> server_;
   placing_fabric* const placing_; // null: `inner` is none
   comm_router router_;            // constant from the first message on
   const bool has_devices_;

@@ -4,6 +4,7 @@
 #include "actors/host/node_status.hpp"
 #include "actors/protocol/actor_system.hpp"
 #include "actors/protocol/plain_text.hpp"
+#include "actors/protocol/server_handle.hpp"
 #include "actors/server/module_server.hpp"
 
 #include <caf/scoped_actor.hpp>
@@ -99,27 +100,26 @@ T ask_status(caf::scoped_actor& self, const Handle& hdl, const deadline& limit,
 struct node::impl {
   impl(actor_host& host, server_options x)
     : system(host.get().system),
-      end(std::make_shared<step_end>()),
-      inbox{{}, x.self, x.pipeline.front(), x.tied} {
+      self(x.self),
+      end(std::make_shared<step_end>()) {
     if (!x.board)
       x.board = std::make_shared<rank_board>(x.self, 0);
     board = x.board;
     auto on_report = [end = end](step_report y) { end->end(std::move(y)); };
-    inbox.server = system.spawn(module_server, std::move(x),
-                                std::move(on_report));
-    inbox.server->attach_functor(
-      [end = end, self = inbox.self](const caf::error& reason) {
-        end->server_died({error_code::internal,
-                          self,
-                          {},
-                          "the MODULE SERVER ended: " + plain_text(reason)});
-      });
+    server = system.spawn(module_server, std::move(x), std::move(on_report));
+    server->attach_functor([end = end, self = self](const caf::error& reason) {
+      end->server_died({error_code::internal,
+                        self,
+                        {},
+                        "the MODULE SERVER ended: " + plain_text(reason)});
+    });
   }
 
   caf::actor_system& system;
+  rank_id self;
   std::shared_ptr<rank_board> board;
   std::shared_ptr<step_end> end;
-  server_inbox inbox;
+  module_server_actor server;
 };
 
 node::node(actor_host& host, server_options x)
@@ -128,23 +128,22 @@ node::node(actor_host& host, server_options x)
 }
 
 node::~node() {
-  auto& server = impl_->inbox.server;
+  auto& server = impl_->server;
   caf::scoped_actor self{impl_->system};
   self->monitor(server);
   self->send_exit(server, caf::exit_reason::user_shutdown);
   // All waits are cancelled now. Only user code that computes can still hold
   // the rank, and it cannot be interrupted.
   for (bool down = false; !down;) {
-    self->receive(
-      [&](const caf::down_msg&) { down = true; },
-      caf::after(std::chrono::seconds(10)) >>
-        [&] {
-          std::fprintf(
-            stderr,
-            "smp: rank %llu ends, but its user code still"
-            " runs\n",
-            static_cast<unsigned long long>(impl_->inbox.self.value));
-        });
+    self->receive([&](const caf::down_msg&) { down = true; },
+                  caf::after(std::chrono::seconds(10)) >>
+                    [&] {
+                      std::fprintf(
+                        stderr,
+                        "smp: rank %llu ends, but its user code still"
+                        " runs\n",
+                        static_cast<unsigned long long>(impl_->self.value));
+                    });
   }
 }
 
@@ -152,24 +151,22 @@ void node::begin_step(const run_step& x,
                       std::function<void(step_report)> done) {
   impl_->board->note();
   impl_->end->begin(std::move(done), x.step);
-  caf::anon_send(impl_->inbox.server, x);
+  caf::anon_send(impl_->server, x);
 }
 
-node::inbox node::make_inbox() const {
-  return [inbox = impl_->inbox](rank_id from, message x) {
-    inbox.deliver(from, std::move(x));
-  };
+std::shared_ptr<const server_handle> node::server() const {
+  return std::make_shared<server_handle>(server_handle{impl_->server});
 }
 
 void node::rank_down(const failure& x) {
-  caf::anon_send(impl_->inbox.server, down_atom_v, x);
+  caf::anon_send(impl_->server, down_atom_v, x);
 }
 
 node_status node::status(std::chrono::milliseconds limit) {
   auto until = deadline{limit};
   caf::scoped_actor self{impl_->system};
-  auto rank = "rank " + std::to_string(impl_->inbox.self.value);
-  auto server = ask_status<server_status>(self, impl_->inbox.server, until,
+  auto rank = "rank " + std::to_string(impl_->self.value);
+  auto server = ask_status<server_status>(self, impl_->server, until,
                                           "the MODULE SERVER of " + rank);
   node_status result{server, {}};
   for (auto& hdl : server.contexts) {
@@ -195,7 +192,7 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
   auto until = deadline{limit};
   caf::scoped_actor self{impl_->system};
   auto ask_server = [&] {
-    return ask_status<server_status>(self, impl_->inbox.server, until,
+    return ask_status<server_status>(self, impl_->server, until,
                                      "the MODULE SERVER");
   };
   auto before = impl_->board->look();
@@ -243,7 +240,7 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
 void node::describe(rank_status& x, std::chrono::milliseconds limit) {
   auto until = deadline{limit};
   caf::scoped_actor self{impl_->system};
-  actor_entries entries{impl_->inbox.self};
+  actor_entries entries{impl_->self};
   x.actors.push_back(entries.watch(x.view));
   if (!x.view.complete) // they did not answer a moment ago
     return x.actors.push_back(entries.silent_server());
@@ -259,7 +256,7 @@ void node::describe(rank_status& x, std::chrono::milliseconds limit) {
   auto add = [&](actor_status y, bool answers) {
     x.actors.push_back(answers ? std::move(y) : entries.silent(std::move(y)));
   };
-  auto [server, answers] = ask(impl_->inbox.server, server_status{});
+  auto [server, answers] = ask(impl_->server, server_status{});
   add(entries.server(server), answers);
   x.view.complete = answers;
   x.step = server.step;

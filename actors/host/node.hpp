@@ -7,7 +7,6 @@
 #include "actors/protocol/run_status.hpp"
 #include "actors/protocol/status.hpp"
 #include "actors/server/server_options.hpp"
-#include "transport/fabric.hpp"
 
 #include <chrono>
 #include <functional>
@@ -16,6 +15,8 @@
 #include <vector>
 
 namespace smp {
+
+struct server_handle;
 
 /// What a rank holds and waits for, as texts and as numbers.
 struct node_status : server_counts {
@@ -54,11 +55,9 @@ public:
   /// @pre no step is running
   void begin_step(const run_step& x, std::function<void(step_report)> done);
 
-  /// Takes messages of kind request, response or control; those that arrive
-  /// after the end of this node are dropped.
-  using inbox = std::function<void(rank_id from, message x)>;
-
-  inbox make_inbox() const;
+  /// @returns who takes messages of kind request, response and control; those
+  /// that arrive after the end of this node are dropped
+  std::shared_ptr<const server_handle> server() const;
 
   /// Fails the running step and all waits for `x.rank`, now and later.
   void rank_down(const failure& x);

@@ -20,6 +20,9 @@ namespace smp {
 /// MODULE SERVER: owns the ready queue and the WORKER CONTEXTS of one rank,
 /// and on pp_rank 0 the PIPELINE SCHEDULER.
 using module_server_actor = caf::typed_actor<
+  // From the fabric: what another rank sent, with the sender. If it is
+  // malformed, treats that rank as dead from now on.
+  caf::result<void>(rank_id, message),
   // Opens the gate for a step; a callback reports its end.
   caf::result<void>(run_step),
   // From pp_rank 0: whether to record or replay a step (R33).
@@ -50,8 +53,6 @@ using module_server_actor = caf::typed_actor<
   caf::result<void>(rank_report),
   // A rank is dead: fails everything that waits for it.
   caf::result<void>(down_atom, failure),
-  // A rank sent a malformed message: treats it as dead from now on.
-  caf::result<void>(malformed_atom, failure),
   // INTERNAL: this rank now holds the execution token (R26).
   caf::result<void>(token_atom),
   // INTERNAL: a WORKER CONTEXT sends a request and continues.

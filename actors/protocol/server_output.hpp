@@ -1,28 +1,42 @@
 #pragma once
 
 #include "actors/protocol/messages.hpp"
+#include "transport/fabric.hpp"
+
+#include <exception>
+#include <memory>
 
 namespace smp {
 
-/// The effects of a `server_core`. The core calls these in the middle of an
-/// event, so an implementation must not call back into it.
+class executor;
+
+/// The effects of a `server_core` besides the requests that it starts and the
+/// messages that it sends. The core calls these in the middle of an event, so
+/// an implementation must not call back into it.
 class server_output {
 public:
   virtual ~server_output() = default;
 
-  // -- contexts, which have the token now -------------------------------------
+  // -- contexts ---------------------------------------------------------------
 
-  /// Gives `x` to a context; creates the context if its id is new.
-  virtual void start(context_id ctx, request x) = 0;
+  /// Creates a WORKER CONTEXT. @returns what runs its requests
+  virtual std::shared_ptr<executor> make_context(context_id ctx) = 0;
 
-  virtual void resume(context_id ctx, response x) = 0;
+  /// The executor of a context threw, which is a defect: ends the context.
+  virtual void crashed(context_id ctx, const std::exception_ptr& why) = 0;
+
+  // -- messages ---------------------------------------------------------------
+
+  /// @returns what sends a `completed` if a request could not be sent
+  virtual fabric::sent_callback on_asked(request_id id) = 0;
+
+  /// @returns what sends an `undelivered` if a response could not be sent
+  virtual fabric::sent_callback on_answered(request_id id) = 0;
 
   // -- other ranks and the PIPELINE SCHEDULER ---------------------------------
 
-  virtual void ask(rank_id owner, request x) = 0;
-
-  /// Sends `x` to `x.id.origin`; if that is this rank, to the SCHEDULER.
-  virtual void answer(response x) = 0;
+  /// On pp_rank 0: the step body of a microbatch ended.
+  virtual void body_over(response x) = 0;
 
   /// A microbatch waits for its grant, a response of the SCHEDULER. Once the
   /// SCHEDULER has decided whether anything starts, `decided` must be called.

@@ -4,11 +4,13 @@
 //
 // Requests, responses, calls and outcomes hold tensors by reference, so they
 // may be sent inside a process only. Between ranks they travel through the
-// fabric (actors/protocol/wire.hpp); CAF refuses to write them to a socket.
+// fabric (actors/protocol/wire.hpp), whose messages come so far by themselves;
+// CAF refuses to write them to a socket.
 
 #include "actors/protocol/flight_query.hpp"
 #include "actors/protocol/inspect_messages.hpp"
 #include "actors/protocol/messages.hpp"
+#include "transport/fabric.hpp"
 
 #include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/type_id.hpp>
@@ -23,6 +25,7 @@ struct server_status;
 
 } // namespace smp
 
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::message)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::request)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::response)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::call)
@@ -74,7 +77,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_ATOM(smp, smp, status_atom)
   CAF_ADD_ATOM(smp, smp, token_atom)
   CAF_ADD_ATOM(smp, smp, down_atom)
-  CAF_ADD_ATOM(smp, smp, malformed_atom)
+  CAF_ADD_TYPE_ID(smp, (smp::message))
   CAF_ADD_ATOM(smp, smp, goodbye_atom)
   CAF_ADD_ATOM(smp, smp, deadline_atom)
   CAF_ADD_TYPE_ID(smp, (smp::rank_report))

@@ -1,7 +1,7 @@
 #include "actors/server/executor.hpp"
 
 #include "actors/protocol/actor_scheduler.hpp"
-#include "actors/server/server_handle.hpp"
+#include "actors/protocol/server_handle.hpp"
 
 #include <caf/send.hpp>
 

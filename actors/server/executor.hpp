@@ -46,11 +46,11 @@ public:
   /// Begins a request (IDLE -> EXECUTING).
   /// @returns an error (internal) if the context is in another state, or ended
   /// @throws whatever `wake` throws, which is a defect
-  failure start(request x);
+  virtual failure start(request x);
 
   /// Continues after `park`, with a value, a grant or an error
   /// (PENDING -> EXECUTING). Errors as for `start`.
-  failure resume(response x);
+  virtual failure resume(response x);
 
   /// Unwinds what runs, as cancelled, and joins its thread; starts nothing any
   /// more.

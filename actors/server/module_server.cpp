@@ -3,10 +3,10 @@
 #include "actors/board/rank_board.hpp"
 #include "actors/protocol/actor_scheduler.hpp"
 #include "actors/protocol/plain_text.hpp"
+#include "actors/protocol/server_handle.hpp"
 #include "actors/protocol/wire.hpp"
 #include "actors/schedule/pipeline_scheduler.hpp"
 #include "actors/schedule/user_schedule.hpp"
-#include "actors/server/server_handle.hpp"
 
 #include <caf/sec.hpp>
 #include <caf/send.hpp>
@@ -27,59 +27,50 @@ module_server_state::module_server_state(pointer self)
 module_server_state::~module_server_state() {
   door->close();
   for (auto& [id, x] : contexts)
-    caf::anon_send_exit(x.actor, caf::exit_reason::kill);
+    caf::anon_send_exit(x, caf::exit_reason::kill);
   if (scheduler)
     caf::anon_send_exit(scheduler, caf::exit_reason::kill);
 }
 
 // -- what the core wants ------------------------------------------------------
 
-void module_server_state::start(context_id ctx, request x) {
-  auto& to = contexts[ctx];
-  if (!to.code) {
-    to.code = options.services->make_executor();
-    to.code->attach(
-      ctx,
-      std::make_shared<server_handle>(server_handle{module_server_actor{self}}),
-      &options.board->record());
-    // The board may outlive the context.
-    options.board->add(ctx, [code = std::weak_ptr{to.code}] {
-      auto x = code.lock();
-      return x ? x->look() : context_view{};
-    });
-    to.actor = self->spawn<caf::monitored>(worker_context, to.code);
-  }
-  hand_over(to, [&] { return to.code->start(std::move(x)); });
+std::shared_ptr<executor> module_server_state::make_context(context_id ctx) {
+  auto result = options.services->make_executor();
+  result->attach(
+    ctx,
+    std::make_shared<server_handle>(server_handle{module_server_actor{self}}),
+    &options.board->record());
+  // The board may outlive the context.
+  options.board->add(ctx, [code = std::weak_ptr{result}] {
+    auto x = code.lock();
+    return x ? x->look() : context_view{};
+  });
+  contexts[ctx] = self->spawn<caf::monitored>(worker_context, result);
+  return result;
 }
 
-void module_server_state::resume(context_id ctx, response x) {
-  if (auto i = contexts.find(ctx); i != contexts.end())
-    hand_over(i->second, [&] { return i->second.code->resume(std::move(x)); });
+void module_server_state::crashed(context_id ctx,
+                                  const std::exception_ptr& why) {
+  self->send_exit(contexts.at(ctx), error_of_exception(why));
 }
 
-void module_server_state::ask(rank_id owner, request x) {
-  auto on_sent = [door = door, id = x.id](const failure& e) {
+fabric::sent_callback module_server_state::on_asked(request_id id) {
+  return [door = door, id](const failure& e) {
     if (e)
       door->send(completed{id, e});
   };
-  options.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
 }
 
-void module_server_state::answer(response x) {
-  if (x.id.origin == core->self()) {
-    if (scheduler)
-      self->send(scheduler, std::move(x));
-    return;
-  }
-  auto to = x.id.origin;
-  fabric::sent_callback on_sent;
-  // If a failure cannot be sent, there is no simpler answer to send instead.
-  if (!x.error)
-    on_sent = [door = door, id = x.id](const failure& e) {
-      if (e && e.code != error_code::rank_down)
-        door->send(undelivered{id, e});
-    };
-  options.fabric->send(to, encode(std::move(x)), std::move(on_sent));
+fabric::sent_callback module_server_state::on_answered(request_id id) {
+  return [door = door, id](const failure& e) {
+    if (e && e.code != error_code::rank_down)
+      door->send(undelivered{id, e});
+  };
+}
+
+void module_server_state::body_over(response x) {
+  if (scheduler)
+    self->send(scheduler, std::move(x));
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
@@ -174,19 +165,59 @@ void module_server_state::enter(const run_step& x) {
   }
 }
 
-void module_server_state::end_forward(const smp::forward_over& x) {
+void module_server_state::take(rank_id from, message x) {
+  incoming what;
+  try {
+    what = decode(std::move(x));
+    std::visit([&](auto& y) { check_sender(from, y); }, what);
+  } catch (const error& e) {
+    auto cause = e.cause();
+    cause.rank = from;
+    // This closes its endpoint, so that rank learns of its end as well.
+    options.fabric->peer_lost(cause);
+    return core->rank_down(cause);
+  }
+  std::visit([this](auto& y) { handle(y); }, what);
+}
+
+void module_server_state::handle(request& x) {
+  core->receive(std::move(x));
+}
+
+void module_server_state::handle(response& x) {
+  core->receive(std::move(x));
+}
+
+void module_server_state::handle(const rank_report& x) {
+  if (scheduler)
+    self->send(scheduler, x);
+}
+
+void module_server_state::handle(const step_plan& x) {
+  core->plan(x);
+}
+
+void module_server_state::handle(const step_diverged& x) {
+  core->diverge(x);
+}
+
+void module_server_state::handle(const step_failed& x) {
+  core->fail_step(x);
+}
+
+void module_server_state::handle(const smp::forward_over& x) {
   if (scheduler && (core->keeps_order() || options.tells_forwards))
     broadcast(x);
   core->end_forward(x);
 }
 
-void module_server_state::end_microbatch(const microbatch_done& x) {
+void module_server_state::handle(const microbatch_done& x) {
   if (scheduler)
     broadcast(x);
   core->end_microbatch(x);
 }
 
-void module_server_state::end_step(step_report x) {
+void module_server_state::handle(step_report& x) {
   if (scheduler)
     broadcast(x);
   core->end_step(std::move(x));
@@ -206,9 +237,7 @@ void module_server_state::on_down(const caf::down_msg& x) {
       core->end_step(std::move(report));
     }
   }
-  auto is_source = [&](auto& y) {
-    return y.second.actor.address() == x.source;
-  };
+  auto is_source = [&](auto& y) { return y.second.address() == x.source; };
   if (auto i = std::find_if(contexts.begin(), contexts.end(), is_source);
       i != contexts.end()) {
     auto id = i->first;
@@ -241,22 +270,39 @@ void module_server_state::settle() {
     return;
   // No executor thread executes any more, so joining them is fast.
   for (auto& [id, x] : contexts)
-    self->send_exit(x.actor, reason);
+    self->send_exit(x, reason);
   if (contexts.empty() && !scheduler)
     self->quit(reason);
 }
 
 // -- helpers ------------------------------------------------------------------
 
-// An exception of the executor is a defect; its text is more useful to the
-// caller that waits for the context than on a terminal.
-template <class F>
-void module_server_state::hand_over(const context_entry& to, F f) {
-  try {
-    if (auto err = f())
-      on_refused(err.text);
-  } catch (...) {
-    self->send_exit(to.actor, error_of_exception(std::current_exception()));
+template <class T>
+void module_server_state::check_sender(rank_id from, const T& x) const {
+  auto refuse = [](const char* why) -> void {
+    throw error{error_code::protocol, why};
+  };
+  auto leader = options.pipeline.front();
+  auto leads = core->self() == leader;
+  if constexpr (std::is_same_v<T, request>) {
+    if (x.id.origin != from)
+      refuse("malformed request: origin is not the sender");
+  } else if constexpr (std::is_same_v<T, response>) {
+    if (x.id.origin != core->self())
+      refuse("malformed response: origin is another rank");
+  } else if constexpr (std::is_same_v<T, rank_report>) {
+    if (!leads)
+      refuse("malformed control message: only pp_rank 0 may get one");
+  } else if constexpr (std::is_same_v<T, step_diverged>) {
+    if (from != leader && !leads)
+      refuse("malformed control message: from or to pp_rank 0 only");
+  } else if constexpr (std::is_same_v<T, step_failed>) {
+    // Between pipelines that share modules, the pp_rank 0 of one tells the
+    // pp_rank 0 of the other.
+    if (leads ? std::ranges::count(options.tied, from) == 0 : from != leader)
+      refuse("malformed control message: only pp_rank 0 may send one");
+  } else if (from != leader || leads) {
+    refuse("malformed control message: only pp_rank 0 may send one");
   }
 }
 
@@ -293,7 +339,7 @@ server_status module_server_state::status() const {
          incomplete ? options.services->awaited_by(x) : no_rank, later});
     });
   for (auto& [id, x] : contexts)
-    result.contexts.push_back(x.actor);
+    result.contexts.push_back(x);
   result.scheduler = scheduler;
   return result;
 }
@@ -313,6 +359,7 @@ void module_server_state::init(server_options x,
     server_core::options{
       .self = options.self,
       .leader = leader,
+      .fabric = *options.fabric,
       .services = *options.services,
       .board = *options.board,
       .token = options.token,
@@ -341,30 +388,21 @@ module_server(module_server_state::pointer self, server_options options,
   self->set_exception_handler(
     [](std::exception_ptr& x) { return error_of_exception(x); });
   return {
+    [self](rank_id from, message& x) { self->state.take(from, std::move(x)); },
     [self](const run_step& x) { self->state.enter(x); },
-    [self](const step_plan& x) { self->state.core->plan(x); },
-    [self](const step_diverged& x) { self->state.core->diverge(x); },
-    [self](request& x) { self->state.core->receive(std::move(x)); },
-    [self](response& x) { self->state.core->receive(std::move(x)); },
+    [self](const step_plan& x) { self->state.handle(x); },
+    [self](const step_diverged& x) { self->state.handle(x); },
+    [self](request& x) { self->state.handle(x); },
+    [self](response& x) { self->state.handle(x); },
     [self](const completed& x) { self->state.core->complete(x); },
-    [self](const undelivered& x) {
-      self->state.answer(response{x.id, {}, x.error});
-    },
-    [self](const forward_over& x) { self->state.end_forward(x); },
+    [self](const undelivered& x) { self->state.core->answer_undelivered(x); },
+    [self](const forward_over& x) { self->state.handle(x); },
     [self](moved_atom) { self->state.core->turns_moved(); },
-    [self](const microbatch_done& x) { self->state.end_microbatch(x); },
-    [self](const step_failed& x) { self->state.core->fail_step(x); },
-    [self](step_report& x) { self->state.end_step(std::move(x)); },
-    [self](const rank_report& x) {
-      if (self->state.scheduler)
-        self->send(self->state.scheduler, x);
-    },
+    [self](const microbatch_done& x) { self->state.handle(x); },
+    [self](const step_failed& x) { self->state.handle(x); },
+    [self](step_report& x) { self->state.handle(x); },
+    [self](const rank_report& x) { self->state.handle(x); },
     [self](down_atom, const failure& x) { self->state.core->rank_down(x); },
-    [self](malformed_atom, const failure& x) {
-      // This closes its endpoint, so that rank learns of its end as well.
-      self->state.options.fabric->peer_lost(x);
-      self->state.core->rank_down(x);
-    },
     [self](token_atom) { self->state.core->token_granted(); },
     [self](reached_atom) { self->state.core->reached(); },
     [self](asked& x) { self->state.core->issue(x.context, std::move(x.what)); },
@@ -377,47 +415,6 @@ module_server(module_server_state::pointer self, server_options options,
     },
     [self](status_atom) { return self->state.status(); },
   };
-}
-
-// -- inbox --------------------------------------------------------------------
-
-void server_inbox::deliver(rank_id from, message x) const {
-  auto refuse = [](const char* why) -> void {
-    throw error{error_code::protocol, why};
-  };
-  auto pass = [&](auto& y) {
-    using type = std::decay_t<decltype(y)>;
-    if constexpr (std::is_same_v<type, request>) {
-      if (y.id.origin != from)
-        refuse("malformed request: origin is not the sender");
-    } else if constexpr (std::is_same_v<type, response>) {
-      if (y.id.origin != self)
-        refuse("malformed response: origin is another rank");
-    } else if constexpr (std::is_same_v<type, rank_report>) {
-      if (self != leader)
-        refuse("malformed control message: only pp_rank 0 may get one");
-    } else if constexpr (std::is_same_v<type, step_diverged>) {
-      if (from != leader && self != leader)
-        refuse("malformed control message: from or to pp_rank 0 only");
-    } else if constexpr (std::is_same_v<type, step_failed>) {
-      // Between pipelines that share modules, the pp_rank 0 of one tells the
-      // pp_rank 0 of the other.
-      if (self == leader ? std::ranges::count(tied, from) == 0 : from != leader)
-        refuse("malformed control message: only pp_rank 0 may send one");
-    } else if (from != leader || self == leader) {
-      refuse("malformed control message: only pp_rank 0 may send one");
-    }
-    run_here received;
-    caf::anon_send(server, std::move(y));
-  };
-  try {
-    auto y = decode(std::move(x));
-    std::visit(pass, y);
-  } catch (const error& e) {
-    auto cause = e.cause();
-    cause.rank = from;
-    caf::anon_send(server, malformed_atom_v, std::move(cause));
-  }
 }
 
 } // namespace smp

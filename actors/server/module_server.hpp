@@ -57,12 +57,13 @@ struct module_server_state : server_output {
   ~module_server_state() override;
 
   // -- server_output ----------------------------------------------------------
-  // The core calls `noted`, which updates the board before it calls these.
+  // The core updates the board before it calls these.
 
-  void start(context_id ctx, request x) override;
-  void resume(context_id ctx, response x) override;
-  void ask(rank_id owner, request x) override;
-  void answer(response x) override;
+  std::shared_ptr<executor> make_context(context_id ctx) override;
+  void crashed(context_id ctx, const std::exception_ptr& why) override;
+  fabric::sent_callback on_asked(request_id id) override;
+  fabric::sent_callback on_answered(request_id id) override;
+  void body_over(response x) override;
   void forward_done(const smp::forward_done& x) override;
   void run(const scheduled_step& x) override;
   void planned(const step_plan& x) override;
@@ -81,10 +82,20 @@ struct module_server_state : server_output {
 
   void enter(const run_step& x);
 
+  /// A message of another rank.
+  void take(rank_id from, message x);
+
+  // What other ranks send, or actors of this one.
+  void handle(request& x);
+  void handle(response& x);
+  void handle(const rank_report& x);
+  void handle(const step_plan& x);
+  void handle(const step_diverged& x);
+  void handle(const step_failed& x);
   // Events of the SCHEDULER, which go on to all ranks, or of pp_rank 0.
-  void end_forward(const smp::forward_over& x);
-  void end_microbatch(const microbatch_done& x);
-  void end_step(step_report x);
+  void handle(const smp::forward_over& x);
+  void handle(const microbatch_done& x);
+  void handle(step_report& x);
 
   /// A context or the SCHEDULER died.
   void on_down(const caf::down_msg& x);
@@ -92,13 +103,17 @@ struct module_server_state : server_output {
   /// The rank shuts down: cancels running work, then ends the other actors.
   void on_exit(const caf::exit_msg& x);
 
-  /// A context that refuses a message disagrees with the core: a defect.
+  /// A message that has no handler is a defect.
   void on_refused(const std::string& why);
 
   /// Continues a shutdown once nothing executes.
   void settle();
 
   // -- helpers ----------------------------------------------------------------
+
+  /// @throws error (protocol) if `from` may not send such a message
+  template <class T>
+  void check_sender(rank_id from, const T& x) const;
 
   /// From pp_rank 0: sends `x` to all other ranks of the pipeline.
   template <class T>
@@ -110,21 +125,12 @@ struct module_server_state : server_output {
 
   server_status status() const;
 
-  struct context_entry {
-    worker_context_actor actor;
-    std::shared_ptr<executor> code;
-  };
-
-  /// Calls `f`; ends the context if its executor throws.
-  template <class F>
-  void hand_over(const context_entry& to, F f);
-
   pointer self;
   std::shared_ptr<server_door> door;
   server_options options;
   std::function<void(step_report)> on_report;
   std::optional<server_core> core;
-  std::map<context_id, context_entry> contexts;
+  std::map<context_id, worker_context_actor> contexts;
   pipeline_scheduler_actor scheduler;
   uint64_t memory_at_begin = 0; // of the step, bytes
   bool closing = false;
@@ -136,18 +142,5 @@ struct module_server_state : server_output {
 module_server_actor::behavior_type
 module_server(module_server_state::pointer self, server_options options,
               std::function<void(step_report)> on_report);
-
-/// Passes messages from the fabric to the MODULE SERVER: decodes them on the
-/// thread of the fabric.
-struct server_inbox {
-  module_server_actor server;
-  rank_id self;
-  /// pp_rank 0, the only rank that may end microbatches and steps.
-  rank_id leader;
-  /// See `server_options::tied`.
-  std::vector<rank_id> tied = {};
-
-  void deliver(rank_id from, message x) const;
-};
 
 } // namespace smp

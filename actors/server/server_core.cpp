@@ -1,6 +1,7 @@
 #include "actors/server/server_core.hpp"
 
 #include "actors/protocol/request_number.hpp"
+#include "actors/protocol/wire.hpp"
 
 #include <algorithm>
 #include <string>
@@ -213,6 +214,10 @@ void server_core::complete(const completed& x) {
   pump();
 }
 
+void server_core::answer_undelivered(const undelivered& x) {
+  answer({x.id, {}, x.error});
+}
+
 void server_core::settle(pending_map::iterator i, response x) {
   auto entry = i->second;
   pending_.erase(i);
@@ -360,7 +365,7 @@ void server_core::finish(context_id ctx, outcome x) {
   auto pos = contexts_.find(ctx);
   if (pos == contexts_.end())
     return;
-  auto& [current, entered, promises] = pos->second;
+  auto& [code, current, entered, promises] = pos->second;
   auto cur = *std::exchange(current, std::nullopt);
   free_token(ctx);
   warm_ = ctx;
@@ -482,7 +487,19 @@ void server_core::reply(response x) {
   if (dead_.count(x.id.origin) > 0)
     return;
   note_answer(x);
-  noted().answer(std::move(x));
+  options_.board.note();
+  answer(std::move(x));
+}
+
+void server_core::answer(response x) {
+  if (x.id.origin == self())
+    return output_.body_over(std::move(x));
+  auto to = x.id.origin;
+  fabric::sent_callback on_sent;
+  // If a failure cannot be sent, there is no simpler answer to send instead.
+  if (!x.error)
+    on_sent = output_.on_answered(x.id);
+  options_.fabric.send(to, encode(std::move(x)), std::move(on_sent));
 }
 
 void server_core::check_over() {
@@ -497,90 +514,6 @@ void server_core::check_over() {
     options_.sequencer->end_step(!report.error);
   end_record(!report.error);
   noted().step_over(std::move(report));
-}
-
-// -- ready queue and token ----------------------------------------------------
-
-ready_key server_core::key_of(phase what, microbatch_id x) {
-  ready_key result{what, x, ++arrivals_, 0};
-  if (x.value < segments_.size()) // else there is no such microbatch
-    result.segment = segments_[x.value][static_cast<size_t>(what)]++;
-  return result;
-}
-
-void server_core::push(request x, std::vector<module_id> entered) {
-  auto key = key_of(x.what, x.microbatch);
-  ready_.push_back({key, std::move(entered), std::nullopt, std::move(x)});
-}
-
-void server_core::push(const pending_call& x, response y) {
-  auto key = key_of(x.what, contexts_.at(x.context).current->microbatch);
-  ready_.push_back({key, {}, x.context, std::move(y), !x.in_order});
-  options_.board.answered(x.context);
-}
-
-void server_core::free_token(context_id ctx) {
-  if (executing_ != ctx)
-    return;
-  executing_.reset();
-  if (options_.launch_ahead > 0) {
-    ++launched_;
-    options_.board.device_works(num_launched());
-  }
-  // Released even if more is ready: other ranks of the process take turns.
-  hold_ = hold::none;
-  options_.token->release(seat_);
-}
-
-void server_core::pump() {
-  serve_next();
-  auto busy = executing_.has_value() || !ready_.empty();
-  if (std::exchange(busy_, busy) != busy)
-    output_.activity(busy);
-}
-
-void server_core::serve_next() {
-  if (executing_ || !undecided_.empty() || waits_for_device())
-    return;
-  auto i = next_item();
-  if (i == ready_.end()) {
-    if (hold_ == hold::held) {
-      hold_ = hold::none;
-      options_.token->release(seat_);
-    }
-    return;
-  }
-  if (hold_ == hold::none)
-    hold_ = options_.token->try_acquire(seat_) ? hold::held : hold::in_line;
-  if (hold_ != hold::held)
-    return;
-  note_served(*i);
-  auto item = std::move(*i);
-  ready_.erase(i);
-  auto ctx = item.context ? *item.context : idle_context();
-  executing_ = ctx;
-  options_.board.executes(ctx);
-  auto& entry = contexts_[ctx];
-  if (auto y = std::get_if<response>(&item.work))
-    return output_.resume(ctx, std::move(*y));
-  auto& x = std::get<request>(item.work);
-  entry.current = request{x.id,   x.step, x.microbatch,  x.module,
-                          x.what, {},     x.start_number};
-  entry.current->promised = x.promised;
-  entry.promises.clear();
-  entry.entered = std::move(item.entered);
-  output_.start(ctx, std::move(x));
-}
-
-context_id server_core::idle_context() {
-  if (auto ctx = std::exchange(warm_, std::nullopt))
-    if (auto i = contexts_.find(*ctx);
-        i != contexts_.end() && !i->second.current)
-      return *ctx;
-  for (auto& [id, entry] : contexts_)
-    if (!entry.current)
-      return id;
-  return context_id{++last_context_};
 }
 
 } // namespace smp

@@ -11,6 +11,7 @@
 #include "actors/protocol/rank_services.hpp"
 #include "actors/protocol/server_output.hpp"
 #include "actors/server/execution_token.hpp"
+#include "actors/server/executor.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 
 #include <array>
@@ -38,6 +39,8 @@ public:
     rank_id self;
     /// This is pp_rank 0: it runs the microbatches.
     bool leader = false;
+    /// Sends requests and responses. Must outlive the core.
+    smp::fabric& fabric;
     /// Must outlive the core.
     rank_services& services;
     /// The stall search must see who has the token, who was answered, and that
@@ -98,6 +101,9 @@ public:
   void receive(response x);
 
   void complete(const completed& x);
+
+  /// Sends the failure instead.
+  void answer_undelivered(const undelivered& x);
 
   /// Fails everything that waits, the running step, and all later ones.
   void rank_down(const failure& x);
@@ -218,6 +224,7 @@ public:
 
 private:
   struct context_entry {
+    std::shared_ptr<executor> code;
     /// The request it serves, without its body, which the executor has. Empty:
     /// the context is free.
     std::optional<request> current;
@@ -309,9 +316,12 @@ private:
   template <class Predicate>
   void cancel_pending(const failure& x, Predicate pred);
   void reply(response x);
+  void answer(response x);
   void check_over();
   void pump();
   void serve_next();
+  template <class F>
+  void hand_over(context_id ctx, F f);
   ready_list::iterator next_item();
   void note_served(const ready_item& x);
   void free_token(context_id ctx);

@@ -2,6 +2,7 @@
 // the fact. What executions do, they note themselves (executor.cpp).
 
 #include "actors/protocol/request_number.hpp"
+#include "actors/protocol/wire.hpp"
 #include "actors/server/server_core.hpp"
 
 #include <utility>
@@ -71,7 +72,9 @@ void server_core::note_failure() {
 
 void server_core::ask(context_id ctx, rank_id owner, request x) {
   note(flight_kind::asked, x, owner, bytes_of(x.body), ctx);
-  noted().ask(owner, std::move(x));
+  options_.board.note();
+  auto on_sent = output_.on_asked(x.id);
+  options_.fabric.send(owner, encode(std::move(x)), std::move(on_sent));
 }
 
 } // namespace smp

@@ -74,9 +74,8 @@ public:
     // nop
   }
 
-  /// Runs a call with packed arguments, as calls from other ranks have, and
-  /// calls of modules that this interceptor asks for: by
-  /// `local_modules::run_inside`, now, and again later if needed.
+  /// Runs a call of a region (`model_map::recomputed`), whose arguments are
+  /// packed: by `local_modules::run_inside`, now, and again later if needed.
   /// @returns nullopt to leave the call to the inner interceptors
   virtual std::optional<invocation> around(const packed_call& x, unpacker& in,
                                            packer& out);

@@ -466,7 +466,7 @@ std::optional<invocation>
 recompute_interceptor::around(const packed_call& x, unpacker& in, packer& out) {
   auto* ex = running_call::current();
   // A method called by another method of the same module is part of that call.
-  if (x.region == 0 || x.region == ex->region())
+  if (x.region == ex->region())
     return std::nullopt;
   return first_pass{x, *ex, in.tensors()}.run(out);
 }

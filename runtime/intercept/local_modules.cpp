@@ -63,7 +63,7 @@ const model_map& local_modules::map() const noexcept {
 }
 
 invocation local_modules::run_inside(packed_call x, unpacker& in, packer& out) {
-  while (x.next < num_interceptors)
+  while (x.region != 0 && x.next < num_interceptors)
     if (auto* y = interceptor_at(x.next++))
       if (auto done = y->around(x, in, out))
         return std::move(*done);

@@ -46,8 +46,8 @@ public:
 
   const model_map& map() const noexcept;
 
-  /// Runs `x` through the interceptors that have not seen it, and finally as it
-  /// is: autograd then saves what it needs.
+  /// Runs `x`, if it is in a region through the interceptors that have not seen
+  /// it, and finally as it is: autograd then saves what it needs.
   /// @param in the tensors that `x.args` refer to
   invocation run_inside(packed_call x, unpacker& in, packer& out);
 

@@ -161,7 +161,7 @@ server_options rank_runtime::options_of_server() {
 
 void rank_runtime::start(const std::vector<std::string>& addresses) {
   node_ = std::make_unique<node>(*host_, options_of_server());
-  server_inbox_ = node_->make_inbox();
+  fabric_->serve(node_->server());
   try {
     fabric_->start(addresses, *this);
   } catch (const error&) {
@@ -392,8 +392,8 @@ void rank_runtime::on_message(rank_id from, message x) {
     case message_kind::object:
       own_objects_.deliver(from, std::move(x));
       break;
-    default:
-      server_inbox_(from, std::move(x));
+    default: // the fabric knows who takes it
+      break;
   }
 }
 

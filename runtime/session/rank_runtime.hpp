@@ -249,7 +249,6 @@ private:
   inspection_opener open_inspection_;
   std::optional<noting_waiter> noting_; // while a thread is attached
   std::optional<scoped_waiter> installed_;
-  node::inbox server_inbox_; // from `start` on
   /// Keeps `node_` alive while it is asked or told something.
   std::shared_mutex node_mutex_;
   std::atomic<bool> leaving_ = false;

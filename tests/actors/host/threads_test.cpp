@@ -2,11 +2,15 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/host/node.hpp"
+#include "actors/protocol/actor_scheduler.hpp"
+#include "actors/protocol/server_handle.hpp"
 #include "actors/server/execution_token.hpp"
 #include "tests/support/actors/function_services.hpp"
 #include "tests/support/actors/thread_executor.hpp"
 #include "tests/support/error_of.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
+
+#include <caf/send.hpp>
 
 #include <functional>
 #include <future>
@@ -105,7 +109,8 @@ public:
 private:
   struct entry_type : fabric_listener {
     void on_message(rank_id from, message x) override {
-      rank->make_inbox()(from, std::move(x));
+      run_here received;
+      caf::anon_send(rank->server()->actor, from, std::move(x));
     }
 
     void on_peer_lost(const failure& x) override {
@@ -303,13 +308,10 @@ TEST_CASE("status names the actor that does not answer in time",
 
 namespace {
 
-/// Hands all messages to a rank but those of one kind, whose arrival it tells.
+/// Tells that a message has arrived.
 struct telling_listener : fabric_listener {
-  void on_message(rank_id from, message x) override {
-    if (x.kind == message_kind::exchange)
-      arrived();
-    else
-      rank->make_inbox()(from, std::move(x));
+  void on_message(rank_id, message) override {
+    arrived();
   }
 
   void on_peer_lost(const failure&) override {
@@ -317,7 +319,6 @@ struct telling_listener : fabric_listener {
   }
 
   std::function<void()> arrived;
-  node* rank = nullptr;
 };
 
 std::string text_of(std::promise<std::string>& x) {
@@ -360,7 +361,6 @@ TEST_CASE("no thread of the actors and of the fabric waits", "[actors][wait]") {
       return std::make_shared<thread_executor>(modules, inside, most_inside);
     };
     node rank{host, std::move(x)};
-    listener.rank = &rank;
     fabric.start({fabric.address()}, listener);
     rank.begin_step({step_id{1}, 1},
                     [&](const step_report&) { refused(from_actor); });

@@ -295,6 +295,7 @@ TEST_CASE("a record of a step does not make microbatches overlap again",
   function_services services;
   server_core core{{.self = rank_id{0},
                     .leader = true,
+                    .fabric = out.net,
                     .services = services,
                     .board = out.board,
                     .token = std::make_shared<execution_token>(),

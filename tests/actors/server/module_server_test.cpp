@@ -7,7 +7,6 @@
 #include "tests/support/actors/function_services.hpp"
 #include "tests/support/actors/scripted_executor.hpp"
 #include "tests/support/actors/server_core_fixture.hpp"
-#include "transport/wake_up.hpp"
 
 #include <memory>
 #include <optional>
@@ -18,52 +17,6 @@
 using namespace smp;
 
 namespace {
-
-/// Notes what is sent, and refuses as much of it as a test wants.
-struct noting_fabric : fabric {
-  rank_id self() const override {
-    return {};
-  }
-
-  std::string address() const override {
-    return {};
-  }
-
-  void start(const std::vector<std::string>&, fabric_listener&) override {
-    // nop
-  }
-
-  void send(rank_id to, message x, sent_callback done) override {
-    sent.emplace_back(to, decode(std::move(x)));
-    failure why;
-    if (refuse > 0) {
-      --refuse;
-      why = {error_code::transport, to, {}, "too large"};
-    }
-    if (done)
-      done(why);
-  }
-
-  void park(pollable_wake_up& x) override {
-    x.wait();
-  }
-
-  void peer_lost(const failure& x) override {
-    lost.push_back(x);
-  }
-
-  void stop(std::chrono::milliseconds) override {
-    // nop
-  }
-
-  fabric_stats stats() const override {
-    return {};
-  }
-
-  int refuse = 0;
-  std::vector<std::pair<rank_id, incoming>> sent;
-  std::vector<failure> lost;
-};
 
 /// Rank `self` of two; the test plays the other one.
 struct one_rank : actor_fixture, stage {
@@ -81,6 +34,7 @@ struct one_rank : actor_fixture, stage {
     server_options options;
     options.self = rank_id{self};
     options.pipeline = {rank_id{0}, rank_id{1}};
+    options.tied = tied;
     options.fabric = &net;
     options.services = &services;
     options.token = std::make_shared<execution_token>();
@@ -108,7 +62,8 @@ struct one_rank : actor_fixture, stage {
   }
 
   function_services services;
-  noting_fabric net;
+  test::noting_fabric net;
+  std::vector<rank_id> tied;
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
   module_server_actor server;
@@ -173,8 +128,7 @@ TEST_CASE_METHOD(one_rank, "pp_rank 0 tells the others the first failure",
 TEST_CASE_METHOD(one_rank, "nonsense closes the endpoint of its sender",
                  "[actors][server]") {
   init(1);
-  server_inbox inbox{server, rank_id{1}, rank_id{0}};
-  inbox.deliver(rank_id{0}, message{message_kind::control, {}});
+  caf::anon_send(server, rank_id{0}, message{message_kind::control, {}});
   run();
   REQUIRE(net.lost.size() == 1);
   CHECK(net.lost[0].rank == rank_id{0});
@@ -188,17 +142,17 @@ TEST_CASE_METHOD(one_rank,
                  "with no other",
                  "[actors][server]") {
   script[root_module] = {do_return("r")};
+  tied = {rank_id{2}};
   init(0);
-  server_inbox inbox{server, rank_id{0}, rank_id{0}, {rank_id{2}}};
   auto failed = [] {
     return encode(step_failed{step_id{1}, test::user_error("there")});
   };
-  inbox.deliver(rank_id{2}, failed());
+  caf::anon_send(server, rank_id{2}, failed());
   run();
   REQUIRE(report);
   CHECK(report->error.text == "there");
   CHECK(net.lost.empty());
-  inbox.deliver(rank_id{3}, failed());
+  caf::anon_send(server, rank_id{3}, failed());
   run();
   REQUIRE(net.lost.size() == 1);
   CHECK(net.lost[0].rank == rank_id{3});

@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "actors/server/server_handle.hpp"
+#include "actors/protocol/server_handle.hpp"
 #include "actors/server/worker_context.hpp"
 #include "tests/support/actors/actor_fixture.hpp"
 #include "tests/support/actors/scripted_executor.hpp"

@@ -67,6 +67,7 @@ public:
       };
       y.services = &x.services;
       x.actors = std::make_unique<node>(host_, std::move(y));
+      x.fabric->serve(x.actors->server());
       x.fabric->start(addresses, x);
       watched.push_back(watch(x));
     }
@@ -154,10 +155,7 @@ private:
     }
 
     void on_message(rank_id from, message x) override {
-      if (x.kind == message_kind::exchange)
-        exchange.deliver(from, std::move(x));
-      else
-        actors->make_inbox()(from, std::move(x));
+      exchange.deliver(from, std::move(x));
     }
 
     void on_peer_lost(const failure&) override {

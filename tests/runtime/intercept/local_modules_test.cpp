@@ -64,12 +64,13 @@ struct local_fixture {
     set_interceptor(interceptor::offload, nullptr);
   }
 
-  /// @returns what the module makes of ones
+  /// @returns what the module makes of ones, in a region
   at::Tensor call() {
     std::vector<at::Tensor> given{at::ones({2})};
     unpacker in{given};
     packer out;
-    auto done = modules.run(module_id{0}, target, in, args, out);
+    auto done = modules.run_inside({modules, module_id{0}, target, args, 1}, in,
+                                   out);
     unpacker found{out.tensors()};
     return get_value<at::Tensor>(found, done.result);
   }
@@ -133,6 +134,18 @@ TEST_CASE_METHOD(local_fixture,
     return std::optional{invocation{put_value(out, at::zeros({2})), {}}};
   };
   CHECK(at::equal(call(), at::zeros({2})));
+  CHECK(inner.heard == 0);
+}
+
+TEST_CASE_METHOD(local_fixture,
+                 "a call of no region is not offered to interceptors",
+                 "[runtime][intercept]") {
+  std::vector<at::Tensor> given{at::ones({2})};
+  unpacker in{given};
+  packer out;
+  modules.run(module_id{0}, target, in, args, out);
+  CHECK(at::equal(out.tensors().at(0), at::full({2}, 2.0)));
+  CHECK(outer.heard == 0);
   CHECK(inner.heard == 0);
 }
 

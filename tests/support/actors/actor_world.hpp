@@ -25,15 +25,15 @@ public:
   /// What a test knows of one rank.
   struct rank_entry : fabric_listener {
     void on_message(rank_id from, message x) override {
-      inbox.deliver(from, std::move(x));
+      caf::anon_send(server, from, std::move(x));
     }
 
     void on_peer_lost(const failure& x) override {
-      caf::anon_send(inbox.server, down_atom_v, x);
+      caf::anon_send(server, down_atom_v, x);
     }
 
     function_services services;
-    server_inbox inbox;
+    module_server_actor server;
     std::shared_ptr<order_book> records;
     std::optional<step_report> report;
     /// Microbatches over, in the order of their ends.
@@ -99,15 +99,14 @@ public:
         entry.over.emplace_back(s, mb);
       };
       auto on_report = [&entry](step_report y) { entry.report = std::move(y); };
-      auto hdl = own(sys.spawn(module_server, std::move(cfg), on_report));
-      entry.inbox = {hdl, rank_id{i}, rank_id{0}};
+      entry.server = own(sys.spawn(module_server, std::move(cfg), on_report));
       net->at(rank_id{i}).start(addresses, entry);
     }
     sched.run();
   }
 
   module_server_actor& server(size_t rank) {
-    return ranks[rank]->inbox.server;
+    return ranks[rank]->server;
   }
 
   void enter(size_t rank, uint64_t step, uint64_t microbatches) {

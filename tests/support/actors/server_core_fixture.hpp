@@ -3,38 +3,149 @@
 // A server_core alone: what it wants is noted, the test plays contexts and
 // other ranks.
 
+#include "actors/protocol/wire.hpp"
 #include "actors/server/server_core.hpp"
 #include "tests/support/actors/function_services.hpp"
+#include "transport/wake_up.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace smp::test {
 
+/// Notes what is sent, and refuses as much of it as a test wants.
+struct noting_fabric : fabric {
+  rank_id self() const override {
+    return {};
+  }
+
+  std::string address() const override {
+    return {};
+  }
+
+  void start(const std::vector<std::string>&, fabric_listener&) override {
+    // nop
+  }
+
+  void send(rank_id to, message x, sent_callback done) override {
+    sent.emplace_back(to, decode(std::move(x)));
+    if (on_sent)
+      on_sent(to, sent.back().second);
+    failure why;
+    if (refuse > 0) {
+      --refuse;
+      why = {error_code::transport, to, {}, "too large"};
+    }
+    if (done)
+      done(why);
+  }
+
+  void park(pollable_wake_up& x) override {
+    x.wait();
+  }
+
+  void peer_lost(const failure& x) override {
+    lost.push_back(x);
+  }
+
+  void stop(std::chrono::milliseconds) override {
+    // nop
+  }
+
+  fabric_stats stats() const override {
+    return {};
+  }
+
+  int refuse = 0;
+  std::vector<std::pair<rank_id, incoming>> sent;
+  std::function<void(rank_id, const incoming&)> on_sent;
+  std::vector<failure> lost;
+};
+
+/// Calls functions instead of running anything.
+struct noting_executor : executor {
+  ~noting_executor() override {
+    close();
+  }
+
+  failure start(request x) override {
+    on_start(x);
+    return {};
+  }
+
+  failure resume(response x) override {
+    on_resume(x);
+    return {};
+  }
+
+  void wake() override {
+    // nop
+  }
+
+  std::function<void(const request&)> on_start;
+  std::function<void(const response&)> on_resume;
+};
+
 /// Notes what the core wants; the test plays contexts and other ranks.
 struct noted_output : server_output {
-  void start(context_id ctx, request x) override {
+  noted_output() {
+    net.on_sent = [this](rank_id to, const incoming& x) {
+      if (auto* y = std::get_if<request>(&x))
+        ask(to, *y);
+      else
+        answer(std::get<response>(x));
+    };
+  }
+
+  std::shared_ptr<executor> make_context(context_id ctx) override {
+    auto result = std::make_shared<noting_executor>();
+    result->on_start = [this, ctx](const request& x) { start(ctx, x); };
+    result->on_resume = [this, ctx](const response& x) { resume(ctx, x); };
+    return result;
+  }
+
+  void crashed(context_id ctx, const std::exception_ptr&) override {
+    note("crashed c" + number(ctx));
+  }
+
+  fabric::sent_callback on_asked(request_id) override {
+    return {};
+  }
+
+  fabric::sent_callback on_answered(request_id) override {
+    return {};
+  }
+
+  void body_over(response x) override {
+    answer(x);
+  }
+
+  void start(context_id ctx, const request& x) {
     executing = ctx;
     had_token = board_says_so();
     note("start c" + number(ctx) + " mb" + number(x.microbatch));
   }
 
-  void resume(context_id ctx, response x) override {
+  void resume(context_id ctx, const response& x) {
     executing = ctx;
     had_token = board_says_so();
     last = x;
     note("resume c" + number(ctx) + (x.error ? " " + x.error.text : ""));
   }
 
-  void ask(rank_id owner, request x) override {
+  void ask(rank_id owner, const request& x) {
     asked = x;
     note("ask r" + number(owner));
   }
 
-  void answer(response x) override {
+  void answer(const response& x) {
     answered = x;
     note("answer " + std::to_string(x.id.number)
          + (x.error ? " " + x.error.text : ""));
@@ -97,6 +208,7 @@ struct noted_output : server_output {
     return std::exchange(lines, {});
   }
 
+  noting_fabric net;
   std::vector<std::string> lines;
   context_id executing;
   response last;
@@ -128,6 +240,7 @@ struct core_fixture {
     uint64_t launch_ahead = 0)
     : core({.self = rank_id{0},
             .leader = leader,
+            .fabric = out.net,
             .services = services,
             .board = out.board,
             .token = std::move(token),
@@ -209,6 +322,7 @@ struct replaying_core {
   function_services services;
   server_core core{{.self = rank_id{0},
                     .leader = true,
+                    .fabric = out.net,
                     .services = services,
                     .board = out.board,
                     .token = std::make_shared<execution_token>(),
