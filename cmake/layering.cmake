@@ -35,14 +35,15 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   # What is made of the events of ranks.
   "actors/flight/")
 set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/(cross_entropy|functions)\\.hpp" "actors/schedule/schedule_actor\\.hpp")
-set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}")
+set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}"
+  "transport/network/addresses\\.hpp")
 # The Python package; pybind11 is in LibTorch's headers.
 set(allowed_python "python/" "smp/schedule_actor\\.hpp" "tp/functions\\.hpp" "runtime/" "${vocabulary}"
   "transport/stacks/script_probe\\.hpp")
 # Programs that look at runs start at once, without LibTorch.
 set(viewers "apps/(report|web|smp-inspect|smp-top)/")
 set(allowed_viewers "${viewers}" "${vocabulary}" "actors/client\\.hpp"
-  "actors/flight/" "transport/files/run_secret\\.hpp"
+  "actors/flight/" "transport/files/run_secret\\.hpp" "transport/network/addresses\\.hpp"
   "partition/short_type\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.

@@ -2,11 +2,11 @@
 
 #include "actors/flight/trace_file.hpp"
 #include "transport/error.hpp"
+#include "transport/network/addresses.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -23,19 +23,14 @@ namespace {
 constexpr std::chrono::milliseconds connect_limit{350};
 constexpr std::chrono::milliseconds answer_limit{550};
 
-/// @returns HOST and PORT of "HOST:PORT" or "[::1]:PORT"
-std::optional<inspection_entry> parse_address(const std::string& x) {
-  auto colon = x.rfind(':');
-  if (colon == std::string::npos || colon == 0)
+/// @returns the entry of a run at HOST:PORT; nullopt if `x` is none
+std::optional<inspection_entry> entry_at(const std::string& x) {
+  auto parts = parse_endpoint(x);
+  if (!parts || parts->port == 0)
     return std::nullopt;
   inspection_entry result;
-  auto* end = x.data() + x.size();
-  auto [at, problem] = std::from_chars(x.data() + colon + 1, end, result.port);
-  if (problem != std::errc{} || at != end || result.port == 0)
-    return std::nullopt;
-  result.address = x.substr(0, colon);
-  if (result.address.front() == '[' && result.address.back() == ']')
-    result.address = result.address.substr(1, result.address.size() - 2);
+  result.address = std::move(parts->host);
+  result.port = parts->port;
   return result;
 }
 
@@ -92,7 +87,7 @@ run_source::run_source(std::string place, std::string secret_file)
                                   "metrics.jsonl");
     return;
   }
-  address_ = parse_address(place_);
+  address_ = entry_at(place_);
   if (!address_)
     throw config_error(place_ + ": neither a directory nor HOST:PORT");
   if (secret_file.empty())

@@ -6,6 +6,7 @@
 #include "runtime/config/config_schema.hpp"
 #include "runtime/launch/environment.hpp"
 #include "transport/build_id.hpp"
+#include "transport/network/addresses.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -236,12 +237,8 @@ std::string take_place(nodes_command& x) {
       x.nodes, place->told_by, place->world_size);
   if (!x.node)
     x.node = place->rank;
-  if (x.master.empty() && place->rendezvous_port != 0) {
-    auto& host = place->rendezvous_address;
-    const bool ipv6 = host.find(':') != std::string::npos;
-    x.master = fmt::format("{}:{}", ipv6 ? '[' + host + ']' : host,
-                           place->rendezvous_port);
-  }
+  if (x.master.empty() && place->rendezvous_port != 0)
+    x.master = endpoint(place->rendezvous_address, place->rendezvous_port);
   return {};
 }
 

@@ -2,6 +2,7 @@
 
 #include "transport/error.hpp"
 #include "transport/files/run_secret.hpp"
+#include "transport/network/addresses.hpp"
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -19,7 +20,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <list>
 #include <optional>
 #include <set>
@@ -102,38 +102,30 @@ std::string head_of(unsigned status, const std::string& type,
 } // namespace
 
 http_address http_address::parse(const std::string& x) {
-  auto colon = x.rfind(':');
-  http_address result;
   auto wrong = [&](const char* why) {
     return config_error(
       fmt::format("{}: {}; write an address and a port, such "
                   "as 127.0.0.1:8080",
                   x, why));
   };
-  if (colon == std::string::npos)
+  auto parts = parse_endpoint(x);
+  if (!parts)
     throw wrong("no port");
-  auto host = x.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']')
-    host = host.substr(1, host.size() - 2);
-  if (host == "localhost")
-    host = "127.0.0.1";
+  auto& host = parts->host;
   boost::system::error_code problem;
-  auto address = asio::ip::make_address(host, problem);
+  auto address = asio::ip::make_address(
+    host == "localhost" ? "127.0.0.1" : host, problem);
   if (problem)
     throw wrong("no address of this machine");
-  auto* end = x.data() + x.size();
-  auto [at, bad] = std::from_chars(x.data() + colon + 1, end, result.port);
-  if (bad != std::errc{} || at != end)
-    throw wrong("no port");
+  http_address result;
   result.host = address.to_string();
+  result.port = parts->port;
   result.loopback = address.is_loopback();
   return result;
 }
 
 std::string http_address::text() const {
-  return host.find(':') == std::string::npos
-           ? fmt::format("{}:{}", host, port)
-           : fmt::format("[{}]:{}", host, port);
+  return endpoint(host, port);
 }
 
 /// All but the constructor, `publish` and `streams` is on the server's thread.

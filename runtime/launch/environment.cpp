@@ -3,6 +3,7 @@
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/process/limits.hpp"
 #include "transport/error.hpp"
+#include "transport/network/addresses.hpp"
 #include "transport/ucx/signals.hpp"
 
 #include <fmt/format.h>
@@ -108,17 +109,11 @@ std::optional<rank_environment> read_place(const variable_source& of,
 
 /// Parses "HOST:PORT".
 void read_address(rank_environment& x, const std::string& text) {
-  auto colon = text.rfind(':');
-  uint16_t port = 0;
-  auto end = text.data() + text.size();
-  auto begin = colon == std::string::npos ? end : text.data() + colon + 1;
-  auto [rest, problem] = std::from_chars(begin, end, port);
-  if (problem != std::errc{} || rest != end || port == 0 || colon == 0)
+  auto parts = parse_endpoint(text);
+  if (!parts || parts->port == 0)
     fail(fmt::format("environment: SMP_RENDEZVOUS={} is not HOST:PORT", text));
-  x.rendezvous_address = text.substr(0, colon);
-  x.rendezvous_port = port;
-  if (auto& y = x.rendezvous_address; y.front() == '[' && y.back() == ']')
-    y = y.substr(1, y.size() - 2); // IPv6
+  x.rendezvous_address = std::move(parts->host);
+  x.rendezvous_port = parts->port;
 }
 
 /// Reads the address of rank 0 that the user, or torchrun, gives.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -252,6 +253,23 @@ std::string peer_address(int connection) {
 std::string endpoint(const std::string& host, uint16_t port) {
   auto text = host.find(':') == std::string::npos ? host : '[' + host + ']';
   return text + ':' + std::to_string(port);
+}
+
+std::optional<host_and_port> parse_endpoint(std::string_view x) {
+  auto colon = x.rfind(':');
+  if (colon == std::string_view::npos)
+    return std::nullopt;
+  host_and_port result;
+  auto* end = x.data() + x.size();
+  auto [rest, problem] = std::from_chars(x.data() + colon + 1, end,
+                                         result.port);
+  auto host = x.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']')
+    host = host.substr(1, host.size() - 2); // IPv6
+  if (problem != std::errc{} || rest != end || host.empty())
+    return std::nullopt;
+  result.host = host;
+  return result;
 }
 
 void bound_silence(int connection, std::chrono::milliseconds limit) {

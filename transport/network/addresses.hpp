@@ -7,7 +7,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <netdb.h>
@@ -84,6 +86,14 @@ std::string peer_address(int connection);
 
 /// @returns "10.0.0.1:4711", "[fe80::1]:4711"
 std::string endpoint(const std::string& host, uint16_t port);
+
+struct host_and_port {
+  std::string host; // not empty
+  uint16_t port = 0;
+};
+
+/// @returns the parts of an `endpoint`; nullopt if it is none
+std::optional<host_and_port> parse_endpoint(std::string_view x);
 
 /// Breaks the connection after `limit` without a sign of life from the other
 /// side; else one to a machine that is gone stays for a quarter of an hour.

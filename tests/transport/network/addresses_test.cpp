@@ -135,8 +135,21 @@ TEST_CASE("an interface is found by its name and by its address",
 
 TEST_CASE("an endpoint is written so that its port can be found",
           "[transport][network]") {
-  CHECK(endpoint("10.0.0.1", 47) == "10.0.0.1:47");
-  CHECK(endpoint("fd00::1", 47) == "[fd00::1]:47");
+  auto [host, text] = GENERATE(table<std::string, std::string>(
+    {{"10.0.0.1", "10.0.0.1:47"}, {"fd00::1", "[fd00::1]:47"}}));
+  CHECK(endpoint(host, 47) == text);
+  auto parts = parse_endpoint(text);
+  REQUIRE(parts);
+  CHECK(parts->host == host);
+  CHECK(parts->port == 47);
+}
+
+TEST_CASE("what has no host or no port is no endpoint",
+          "[transport][network]") {
+  auto text = GENERATE(as<std::string>{}, "", "a", ":47", "a:", "a:b", "a:-1",
+                       "a:65536", "a:47 ", "[fd00::1]");
+  CAPTURE(text);
+  CHECK_FALSE(parse_endpoint(text));
 }
 
 TEST_CASE("where nobody listens is an error with the place",
