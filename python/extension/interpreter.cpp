@@ -1,5 +1,6 @@
 #include "python/extension/interpreter.hpp"
 
+#include "runtime/calls/backward_engine.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "transport/wait.hpp"
 
@@ -121,12 +122,34 @@ std::string text_of(py::error_already_set& x) {
     .cast<std::string>();
 }
 
+/// @returns what an exception of user code says
+/// @throws error, or `tracer::finished`, if it is one of the engine itself
+std::string text_for_engine(py::error_already_set& x) {
+  if (x.matches(finished_class))
+    throw tracer::finished{};
+  if (x.matches(error_class) && py::hasattr(x.value(), "code"))
+    throw error{cause_of(x.value())};
+  auto text = text_of(x);
+  exceptions.insert_or_assign(text, x.value());
+  return text;
+}
+
+/// An exception of a backward function, or of a hook of a gradient.
+std::string take_engine_error() {
+  py::gil_scoped_acquire lock;
+  if (PyErr_Occurred() == nullptr)
+    return {};
+  py::error_already_set x; // takes it from the thread
+  return text_for_engine(x);
+}
+
 } // namespace
 
 void prepare_interpreter(const py::object& error, const py::object& finished) {
   error_class = error;
   finished_class = finished;
   release_in_waits({&release_lock, &take_lock, &ask_for_it});
+  take_engine_errors(&take_engine_error);
   py::register_exception_translator(&translate);
 }
 
@@ -153,13 +176,7 @@ shared_object::~shared_object() {
 }
 
 void rethrow_for_engine(py::error_already_set& x) {
-  if (x.matches(finished_class))
-    throw tracer::finished{};
-  if (x.matches(error_class) && py::hasattr(x.value(), "code"))
-    throw error{cause_of(x.value())};
-  auto text = text_of(x);
-  exceptions.insert_or_assign(text, x.value());
-  throw error{error_code::user_code, text};
+  throw error{error_code::user_code, text_for_engine(x)};
 }
 
 py::object take_exception(const std::string& text) {

@@ -18,6 +18,8 @@ namespace smp {
 
 namespace {
 
+std::string (*taken_from_interpreter)() = nullptr;
+
 [[noreturn]] void fail(running_call& ex, std::string text) {
   auto& rank = ex.rank();
   text = with_device_failure(rank, std::move(text));
@@ -53,8 +55,14 @@ void run_engine(running_call& ex, const torch::autograd::edge_list& roots,
   } catch (const c10::Error& e) {
     fail(ex, script_error_text(e.what_without_backtrace()));
   } catch (const std::exception& e) {
-    fail(ex, script_error_text(e.what()));
+    auto text = taken_from_interpreter != nullptr ? taken_from_interpreter()
+                                                  : std::string{};
+    fail(ex, text.empty() ? script_error_text(e.what()) : text);
   }
+}
+
+void take_engine_errors(std::string (*take)()) noexcept {
+  taken_from_interpreter = take;
 }
 
 } // namespace smp

@@ -3,6 +3,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <string>
+
 namespace smp {
 
 class running_call;
@@ -18,5 +20,13 @@ class running_call;
 void run_engine(running_call& ex, const torch::autograd::edge_list& roots,
                 const torch::autograd::variable_list& gradients,
                 bool keep_graph);
+
+/// From now on `take` is asked what an interpreter keeps of an error of the
+/// engine, on the thread where that threw: LibTorch leaves Python's exception
+/// there. It has to take it away, as other code runs on that thread next. Once,
+/// before there are models.
+/// @param take returns what it says; empty: it has none. May throw the `error`
+///             that it stands for
+void take_engine_errors(std::string (*take)()) noexcept;
 
 } // namespace smp

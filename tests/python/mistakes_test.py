@@ -55,6 +55,45 @@ def an_exception_in_a_module():
     assert e.module == "h.0" and e.rank == 0, (e.module, e.rank, e)
 
 
+class Raises(torch.autograd.Function):
+    boom = True
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        if Raises.boom:
+            raise KeyError("no gradient")
+        return g
+
+
+@case
+def an_exception_in_a_backward_function():
+    class Late(nn.LayerNorm):  # of a class that the rank has not seen before
+        pass
+
+    class Fails(Block):
+        def forward(self, x):
+            return Raises.apply(super().forward(x))
+
+    class Grows(Net):
+        def forward(self, x):
+            return super().forward(x if Raises.boom else self.late(x))
+
+    net = Grows()
+    net.h[3], net.late = Fails(), Late(32)
+    smp.set_partition(net.late, 1)
+    train_step = make_step(start_model(net))
+    for _ in range(2):
+        e = expect(smp.Error, "KeyError", lambda: train_step(samples(0)))
+        assert e.rank == 1 and 'KeyError("no gradient")' in str(e), (e.rank, e)
+        assert isinstance(e.__cause__, KeyError) == (smp.rank() == 1), e
+    Raises.boom = False
+    assert train_step(samples(0)).reduce_mean().item() > 0
+
+
 @case
 def an_exception_in_the_body():
     model = smp.DistributedModel(Net())
