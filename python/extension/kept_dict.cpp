@@ -75,6 +75,8 @@ bool same_items(PyObject* kept, PyObject* now) {
   return true;
 }
 
+py::list& traced_changes = *new py::list; // outlives the interpreter
+
 uint32_t version_of(const at::Tensor& x) {
   return x.is_inference() ? 0 : static_cast<uint32_t>(x._version());
 }
@@ -142,6 +144,21 @@ std::string kept_dict::changes() const {
   return {};
 }
 
+std::vector<py::object> kept_dict::changed_names() const {
+  py::dict attributes = module_.attr("__dict__");
+  std::vector<py::object> result;
+  py::set known;
+  for (auto& x : entries_) {
+    known.add(x.name);
+    if (changed(x, PyDict_GetItem(attributes.ptr(), x.name.ptr())))
+      result.push_back(x.name);
+  }
+  for (auto [name, content] : attributes)
+    if (!is_of_torch(text_of(name)) && !known.contains(name))
+      result.push_back(py::reinterpret_borrow<py::object>(name));
+  return result;
+}
+
 void kept_dict::put_back(const entry& x) {
   if (THPVariable_Check(x.content.ptr())) {
     auto& t = THPVariable_Unpack(x.content.ptr());
@@ -159,6 +176,9 @@ void kept_dict::put_back(const entry& x) {
 void kept_dict::put_back(model_map* map) {
   py::gil_scoped_acquire lock;
   at::NoGradGuard no_grad;
+  if (map == nullptr)
+    for (auto& name : changed_names())
+      traced_changes.append(py::make_tuple(module_, name));
   py::dict attributes = module_.attr("__dict__");
   std::vector<py::object> made;
   for (auto [name, content] : attributes) {
@@ -181,6 +201,10 @@ void kept_dict::put_back(model_map* map) {
   if (map == nullptr
       && !same_items(buffers_.ptr(), module_.attr("_buffers").ptr()))
     module_.attr("_buffers").attr("update")(buffers_);
+}
+
+py::list take_traced_changes() {
+  return std::exchange(traced_changes, py::list{});
 }
 
 } // namespace smp::python

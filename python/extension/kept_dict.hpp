@@ -35,11 +35,16 @@ private:
   };
 
   bool changed(const entry& x, PyObject* now) const;
+  std::vector<py::object> changed_names() const;
   void put_back(const entry& x);
 
   py::object module_;
   std::vector<entry> entries_;
   py::object buffers_; // a copy of the dict
 };
+
+/// @returns which attributes traces have changed since the last call: pairs of
+/// a module and a name. With the lock.
+py::list take_traced_changes();
 
 } // namespace smp::python

@@ -26,6 +26,13 @@ constexpr const char* slot = "_compiled_call_impl";
 const uint64_t invoker_number = register_invoker("smp.python",
                                                  &called_module::serve);
 
+/// smp._elsewhere.Elsewhere
+PyTypeObject* elsewhere_class() {
+  static auto& result = *new py::object{
+    py::module_::import("smp._elsewhere").attr("Elsewhere")};
+  return reinterpret_cast<PyTypeObject*>(result.ptr());
+}
+
 /// @returns the entry of a dict, or null
 PyObject* entry_of(py::handle dict, const char* name) {
   return PyDict_GetItemString(dict.ptr(), name);
@@ -261,8 +268,25 @@ call_result called_module::await_in_function(call_result x) {
   return x;
 }
 
+void called_module::refuse_set_attributes() const {
+  for (auto& name : elsewhere) {
+    auto* now = entry_of(attributes_of(self()), name.c_str());
+    if (now != nullptr && Py_TYPE(now) == elsewhere_class())
+      continue;
+    auto& map = *rank_context::current_model()->map;
+    auto path = map.name(smp_hook.id);
+    throw error{error_code::user_code,
+                "attribute '" + name + "' of '" + path
+                  + "' was set here, but '" + path + "' runs on rank "
+                  + std::to_string(smp_hook.owner.value)
+                  + ", which does not see it: give it to the call as an "
+                    "argument"};
+  }
+}
+
 py::object called_module::call_there(const py::tuple& args,
                                      const py::dict& kwargs) {
+  refuse_set_attributes();
   packer in;
   std::vector<py::handle> objects;
   std::vector<value> names;
@@ -428,6 +452,10 @@ void bind_modules(py::module_& m) {
     m, "CalledModule")
     .def("__call__", &called_module::operator());
   m.def("release_module", &release_module);
+  m.def("take_traced_changes", &take_traced_changes);
+  m.def("set_elsewhere", [](py::handle x, std::vector<std::string> names) {
+    called_module_of(x)->elsewhere = std::move(names);
+  });
 }
 
 } // namespace smp::python

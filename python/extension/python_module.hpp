@@ -96,6 +96,13 @@ public:
   /// Waits for promises where code cannot go on with them.
   static call_result await_in_function(call_result x);
 
+  /// Of a module of another rank: attributes that hold an Elsewhere here, see
+  /// smp/_elsewhere.py.
+  std::vector<std::string> elsewhere;
+
+  /// @throws error if code of this rank has set one of these
+  void refuse_set_attributes() const;
+
   /// What stands for a module of a registered class; null as long as nobody
   /// asked for it, and for others.
   std::shared_ptr<const registered_module> registered;

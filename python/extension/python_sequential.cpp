@@ -118,6 +118,8 @@ py::object python_module::run_rows(py::object x) {
            && children[last]->is_training() == training)
       ++last;
     if (last > i + 1) {
+      for (auto j = i; j < last; ++j)
+        children[j]->refuse_set_attributes();
       x = call_row(*children[i], i, last, x);
       continue;
     }

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from . import _absent, _core, _state
+from . import _absent, _core, _elsewhere, _state
 from ._errors import Error
 from ._files import PARTIAL
 from ._groups import CommGroup, allgather
@@ -46,6 +46,10 @@ class DistributedModel(torch.nn.Module):
         _state.optimizers.clear()
         _state.updates = 0
         object.__setattr__(self, "_hooks", _refuse_new_parts())
+        object.__setattr__(self, "_guard", None)
+        _core.take_traced_changes()
+        model = weakref.ref(self)
+        self._core.on_partition(lambda: _elsewhere.guard(model()))
         _place_by_name(module)
         _apply_marks()
 
@@ -312,6 +316,8 @@ class DistributedModel(torch.nn.Module):
         object.__setattr__(self, "_core", None)
         for hook in self._hooks:
             hook.remove()
+        if self._guard is not None:
+            self._guard.undo(self.module)
         for module in self.module.modules():
             _core.release_module(module)
         object.__setattr__(self, "_root", None)

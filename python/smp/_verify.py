@@ -130,6 +130,8 @@ class _Alone:
         for x in self._copy.modules():
             for slot in _CALLS:
                 x.__dict__.pop(slot, None)
+        if model._guard is not None:
+            model._guard.undo(self._copy)
         for path, found in attributes:
             self._copy.get_submodule(path).__dict__.update(found)
         self._root = _core.Module(self._copy)

@@ -155,6 +155,95 @@ def an_attribute_set_before_anything_is_traced():
     assert "calls" in model.order_text(), model.order_text()
 
 
+class Measured(nn.Module):
+    """Leaves a loss and a count on itself."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+        self.loss = loss
+        self.scale = 1.0
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.a(x) * self.scale
+        self.loss = x.pow(2).mean()
+        return x
+
+    def halved(self, x):
+        return 0.5 * self.loss * x
+
+
+class Around(nn.Module):
+    def __init__(self, use, loss=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.c = Measured(loss)
+        self.head = nn.Linear(32, 5)
+        self.use = use
+
+    def forward(self, x):
+        return self.head(self.use(self.c, x))
+
+
+def _set(name):
+    def use(c, x):
+        setattr(c, name, 1.0 + getattr(use, "n", 0))
+        use.n = 1.0
+        return c(x)
+
+    return use
+
+
+@case
+def attributes_of_a_module_of_another_rank():
+    loss = "attribute 'loss' of 'c' changes as it runs, on pp_rank 1"
+    for use, first, text in (
+        (lambda c, x: c(x) + 0.1 * c.loss, None, loss),
+        (lambda c, x: c(x) + c.loss * 0.1, torch.zeros(()), loss),
+        (lambda c, x: torch.stack([c(x)[0], c.loss + x[0]]), None, loss),
+        (lambda c, x: torch.add(c(x), c.loss), None, loss),
+        (lambda c, x: c.halved(c(x)), None, loss),
+        (lambda c, x: c(x) / (1 + c.calls), None, "attribute 'calls' of 'c'"),
+        (_set("scale"), None, "attribute 'scale' of 'c' was set here"),
+    ):
+        expect(
+            smp.Error,
+            text,
+            lambda: compare(
+                Around(use, first),
+                samples,
+                loss_of,
+                pins={"c": 1},
+                anywhere=False,
+            ),
+        )
+
+    class Returns(Measured):  # as the error says
+        def forward(self, x):
+            x = super().forward(x)
+            return x, self.loss
+
+    def use(c, x):
+        x, loss = c(x)
+        return x + 0.1 * loss
+
+    net = Around(use)
+    net.c = Returns(None)
+    compare(net, samples, loss_of, pins={"c": 1})
+
+
+@case
+def attributes_of_a_model_that_has_ended():
+    net = Net(Counts)
+    model = compare(net, samples, loss_of)
+    elsewhere = [b for i, b in enumerate(net.h) if not own(model, f"h.{i}")]
+    assert all("changes as it runs" in repr(b.calls) for b in elsewhere)
+    model._end()
+    assert all(b.calls == 0 for b in elsewhere)
+
+
 if __name__ == "__main__":
     run(
         ranks(2),
