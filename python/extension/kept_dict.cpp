@@ -144,16 +144,12 @@ std::string kept_dict::changes() const {
   return {};
 }
 
-std::vector<py::object> kept_dict::changed_names() const {
-  py::dict attributes = module_.attr("__dict__");
-  std::vector<py::object> result;
+std::vector<py::object> kept_dict::made() const {
   py::set known;
-  for (auto& x : entries_) {
+  for (auto& x : entries_)
     known.add(x.name);
-    if (changed(x, PyDict_GetItem(attributes.ptr(), x.name.ptr())))
-      result.push_back(x.name);
-  }
-  for (auto [name, content] : attributes)
+  std::vector<py::object> result;
+  for (auto [name, content] : py::dict(module_.attr("__dict__")))
     if (!is_of_torch(text_of(name)) && !known.contains(name))
       result.push_back(py::reinterpret_borrow<py::object>(name));
   return result;
@@ -176,23 +172,17 @@ void kept_dict::put_back(const entry& x) {
 void kept_dict::put_back(model_map* map) {
   py::gil_scoped_acquire lock;
   at::NoGradGuard no_grad;
-  if (map == nullptr)
-    for (auto& name : changed_names())
-      traced_changes.append(py::make_tuple(module_, name));
   py::dict attributes = module_.attr("__dict__");
-  std::vector<py::object> made;
-  for (auto [name, content] : attributes) {
-    auto known = [&, key = name.ptr()](const entry& x) {
-      return x.name.ptr() == key
-             || PyObject_RichCompareBool(x.name.ptr(), key, Py_EQ) == 1;
-    };
-    if (!is_of_torch(text_of(name))
-        && std::find_if(entries_.begin(), entries_.end(), known)
-             == entries_.end())
-      made.push_back(py::reinterpret_borrow<py::object>(name));
-  }
-  for (auto& name : made)
+  auto undone = made();
+  for (auto& name : undone)
     PyDict_DelItem(attributes.ptr(), name.ptr());
+  if (map == nullptr) {
+    for (auto& x : entries_)
+      if (changed(x, PyDict_GetItem(attributes.ptr(), x.name.ptr())))
+        undone.push_back(x.name);
+    for (auto& name : undone)
+      traced_changes.append(py::make_tuple(module_, name));
+  }
   for (auto& x : entries_) {
     PyDict_SetItem(attributes.ptr(), x.name.ptr(), x.content.ptr());
     put_back(x);

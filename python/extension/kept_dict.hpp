@@ -35,7 +35,8 @@ private:
   };
 
   bool changed(const entry& x, PyObject* now) const;
-  std::vector<py::object> changed_names() const;
+  /// @returns the names of attributes that are new
+  std::vector<py::object> made() const;
   void put_back(const entry& x);
 
   py::object module_;
