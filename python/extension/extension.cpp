@@ -6,6 +6,7 @@
 #include "python/extension/python_optimizer.hpp"
 #include "python/extension/python_schedule.hpp"
 #include "python/extension/registered_class.hpp"
+#include "python/extension/traced_changes.hpp"
 #include "python/extension/values.hpp"
 
 PYBIND11_MODULE(_core, m) {
@@ -24,4 +25,6 @@ PYBIND11_MODULE(_core, m) {
   bind_schedule(m);
   bind_verify(m);
   bind_registered(m);
+  bind_generators(m);
+  bind_traced_changes(m);
 }

@@ -81,6 +81,7 @@ void bind_class(py::module_& m) {
              user_code([&] { kept->get()(); });
            });
          })
+    .def("run_serially", [](python_model& x) { x.state().run_serially(); })
     .def("local_module_names", &python_model::local_module_names)
     .def("local_parameters",
          [](python_model& x) {

@@ -25,6 +25,9 @@ void bind_step(py::module_& m);
 
 void bind_checkpoint(py::module_& m);
 
+/// The random numbers of Python and numpy.
+void bind_generators(py::module_& m);
+
 /// Comparing a step with one process.
 void bind_verify(py::module_& m);
 

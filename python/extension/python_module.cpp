@@ -2,6 +2,7 @@
 
 #include "python/extension/kept_dict.hpp"
 #include "python/extension/registered_class.hpp"
+#include "python/extension/traced_changes.hpp"
 #include "python/extension/values.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/calls/caller.hpp"
@@ -122,7 +123,7 @@ c10::IValue python_module::option(const char* name) const {
 
 std::unique_ptr<kept_attributes> python_module::keep_attributes() const {
   py::gil_scoped_acquire lock;
-  return std::make_unique<kept_dict>(self());
+  return std::make_unique<kept_dict>(self(), kept_value::purpose::copy);
 }
 
 bool python_module::is_compiled() const {
@@ -211,6 +212,7 @@ py::object called_module::run(call_scope& noted, const py::tuple& args,
     noted.arguments(dynamic_cast<const void*>(static_cast<Module*>(this)),
                     tensors_in_call(args, kwargs));
   auto before = state_before_call();
+  traced_frame frame{self()};
   auto result = has_rows(args, kwargs)
                   ? run_rows(args[0])
                   : py::reinterpret_steal<py::object>(
@@ -401,7 +403,8 @@ called_module::state called_module::state_before_call() const {
   if (running_call::current() != nullptr && model->map->overlaps()
       && !name().starts_with("torch.nn.modules.")
       && !keeps_state(*model->map, smp_hook.id))
-    result.attributes = keep_attributes();
+    result.attributes = std::make_unique<kept_dict>(self(),
+                                                    kept_value::purpose::look);
   return result;
 }
 
@@ -422,22 +425,17 @@ void called_module::look_at_changes(const state& before) const {
   // Another microbatch may have shown it meanwhile.
   if (what.empty() || keeps_state(*model->map, smp_hook.id))
     return;
-  auto text = "module '" + model->map->name(smp_hook.id) + "' " + what
-              + ", which it was not seen to do before";
-  auto* ex = running_call::current();
-  if (ex->region() != 0 || ex->pass().what != recompute_pass::kind::only)
-    throw error{error_code::user_code,
-                text
-                  + "; but its activations are computed again in backward, and "
-                    "smp cannot put its state back for that: leave it out of "
-                    "activation checkpointing"};
   model->changes->note_late_state(smp_hook.id, what);
+  auto region = running_call::current()->region();
   throw error{error_code::user_code,
-              text
-                + ", so that microbatches "
+              "module '" + model->map->name(smp_hook.id) + "' " + what
+                + ", which it was not seen to do before, so that microbatches "
                   "passed it in any order; from now on they keep it. "
                   "smp.set_stateful(module, why), before the first step, makes "
-                  "them do so from the start"};
+                  "them do so from the start"
+                + (region == 0 ? ""
+                               : "; it must then be left out of activation "
+                                 "checkpointing")};
 }
 
 // -- Python -------------------------------------------------------------------
@@ -452,7 +450,6 @@ void bind_modules(py::module_& m) {
     m, "CalledModule")
     .def("__call__", &called_module::operator());
   m.def("release_module", &release_module);
-  m.def("take_traced_changes", &take_traced_changes);
   m.def("set_elsewhere", [](py::handle x, std::vector<std::string> names) {
     called_module_of(x)->elsewhere = std::move(names);
   });

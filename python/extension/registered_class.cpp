@@ -99,8 +99,8 @@ py::object registered_module::operator()(const py::tuple& args,
   auto& stand_in = object->get();
   std::vector<std::unique_ptr<kept_dict>> before;
   for (auto x : py::list(stand_in.attr("watched")))
-    before.push_back(
-      std::make_unique<kept_dict>(py::reinterpret_borrow<py::object>(x)));
+    before.push_back(std::make_unique<kept_dict>(
+      py::reinterpret_borrow<py::object>(x), kept_value::purpose::look));
   auto result = stand_in(args, kwargs);
   for (auto& x : before)
     if (auto what = x->changes(); !what.empty())

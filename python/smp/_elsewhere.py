@@ -1,5 +1,7 @@
 """Attributes that a module changes as it runs, on ranks where it does not run."""
 
+import copy
+
 from . import _core
 from ._errors import Error
 from ._groups import CommGroup, allgather
@@ -50,10 +52,6 @@ for _name in (
     setattr(Elsewhere, f"__{_name}__", _refuse)
 
 
-def _copied(x):
-    return x.copy() if isinstance(x, (list, dict, set)) else x
-
-
 class Guard:
     """Puts an ``Elsewhere`` for each attribute in ``changed``, {path: names}, of
     modules that run on the pp_rank ``owners[path]``."""
@@ -76,15 +74,54 @@ class Guard:
             if path:
                 _core.set_elsewhere(x, sorted(names))
 
-    def undo(self, module):
-        """Gives ``module``, or a copy of it, what it had before."""
+    def undo(self, module, memo=None):
+        """Gives ``module`` what it had before; or a copy of it, made by deepcopy
+        with that memo, copies."""
         for path, before in self._before.items():
             attributes = module.get_submodule(path).__dict__
             for name, x in list(attributes.items()):
                 if isinstance(x, Elsewhere):
                     del attributes[name]
                     if name in before:
-                        attributes[name] = _copied(before[name])
+                        x = before[name]
+                        attributes[name] = (
+                            x if memo is None else copy.deepcopy(x, memo)
+                        )
+
+
+def _holders(module, x):
+    """The modules that have an object, and as which attribute."""
+    return {
+        path: name
+        for path, m in module.named_modules()
+        for name, y in m.__dict__.items()
+        if y is x
+    }
+
+
+def _keep_shared(model, objects):
+    """Of an object that several modules have and change, each rank would have its
+    own. On one rank, microbatches run one after the other."""
+    found = sum(allgather([_holders(model.module, x) for x in objects]), [])
+    if not found:
+        return
+    model._core.run_serially()
+    mine = allgather(set(model.local_module_names()), CommGroup.PP_GROUP)
+    for holders in found:
+        ranks = [
+            pp_rank
+            for pp_rank, names in enumerate(mine)
+            if not names.isdisjoint(holders)
+        ]
+        if len(ranks) < 2:
+            continue
+        (path, name), (other, _) = list(holders.items())[:2]
+        raise Error(
+            f"the object '{name}' of '{path or 'the model'}', which '{other}' has, "
+            f"too, changes as they run, and they are on pp_ranks {ranks}, where each "
+            "has its own: return what is kept there, or put these modules on one "
+            "rank with smp.set_partition"
+        )
 
 
 def guard(model):
@@ -92,9 +129,11 @@ def guard(model):
     runs. Collective."""
     paths = {id(x): path for path, x in model.module.named_modules()}
     found = {}
-    for x, name in _core.take_traced_changes():
+    attributes, shared = _core.take_traced_changes()
+    for x, name in attributes:
         if id(x) in paths:
             found.setdefault(paths[id(x)], set()).add(name)
+    _keep_shared(model, shared)
     changed = {}  # the rank that measured the model knows
     for one in allgather(found):
         for path, names in one.items():

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from . import _absent, _core, _elsewhere, _state
+from . import _absent, _core, _elsewhere, _generators, _state
 from ._errors import Error
 from ._files import PARTIAL
 from ._groups import CommGroup, allgather
@@ -48,8 +48,11 @@ class DistributedModel(torch.nn.Module):
         object.__setattr__(self, "_hooks", _refuse_new_parts())
         object.__setattr__(self, "_guard", None)
         _core.take_traced_changes()
+        _core.take_drawn()
+        _core.note_shared_objects(list(module.modules()))
         model = weakref.ref(self)
         self._core.on_partition(lambda: _elsewhere.guard(model()))
+        self._core.on_partition(_generators.include)
         _place_by_name(module)
         _apply_marks()
 
@@ -61,7 +64,7 @@ class DistributedModel(torch.nn.Module):
         try:
             _state.tracing = True
             while call.again():
-                self.module(*_fresh(args), **_fresh(kwargs))
+                _core.call_traced(self.module, *_fresh(args), **_fresh(kwargs))
             _state.tracing = False
             run = self._root or self.module
             return run(*args, **kwargs)

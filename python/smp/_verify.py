@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import sys
 import weakref
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _core, _state
+from . import _core, _generators, _state, _values
 from ._errors import Error
 from ._values import _OF_MODULES
 
@@ -125,15 +126,17 @@ class _Alone:
             for slot in _CALLS:
                 if slot in x.__dict__:
                     memo[id(x.__dict__[slot])] = None
+            for y in _left_tensors(vars(x)):
+                memo[id(y)] = y.detach().clone()
         self._copy = copy.deepcopy(module, memo)
         # Functions are copied as they are, whatever the memo says (3.14).
         for x in self._copy.modules():
             for slot in _CALLS:
                 x.__dict__.pop(slot, None)
         if model._guard is not None:
-            model._guard.undo(self._copy)
+            model._guard.undo(self._copy, memo)
         for path, found in attributes:
-            self._copy.get_submodule(path).__dict__.update(found)
+            _receive(vars(self._copy.get_submodule(path)), found)
         self._root = _core.Module(self._copy)
 
     def run(self, check, body, microbatches):
@@ -161,6 +164,21 @@ class _Alone:
         self._root = self._copy = None
 
 
+def _left_tensors(x, depth=4):
+    """Those of the last step that attributes still have, with their graphs."""
+    if isinstance(x, torch.Tensor):
+        if not x.is_leaf:
+            yield x
+    elif depth > 0:
+        if _values.is_plain_object(x):
+            x = vars(x)
+        if isinstance(x, dict):
+            x = list(x.values())
+        if isinstance(x, (list, tuple)):
+            for y in x:
+                yield from _left_tensors(y, depth - 1)
+
+
 def _inside_compiled(root):
     """Compiled code does not call them one by one."""
     result = set()
@@ -179,15 +197,80 @@ def _tensor_like(x, content, kind):
     return torch.nn.Parameter(content, x.requires_grad)
 
 
+@dataclasses.dataclass
+class _Object:
+    """What an object of the user's has in attributes."""
+
+    attributes: dict
+
+
+@dataclasses.dataclass
+class _Generator:
+    """The state of a generator of random numbers; integers as texts, as they may
+    have more than 64 bits."""
+
+    state: Any
+
+
+def _map_integers(x, f):
+    if isinstance(x, dict):
+        return {k: _map_integers(y, f) for k, y in x.items()}
+    if isinstance(x, (tuple, list)):
+        return tuple(_map_integers(y, f) for y in x)
+    return f(x)
+
+
+def _to_text(x):
+    return f"int {x}" if type(x) is int else x
+
+
+def _from_text(x):
+    is_int = isinstance(x, str) and x.startswith("int ")
+    return int(x[4:]) if is_int else x
+
+
+def _sendable(x):
+    if isinstance(x, _generators.classes()):
+        state = _generators.state_of(x)[1]
+        return _Generator(_map_integers(state, _to_text))
+    if _values.is_plain_object(x):
+        return _Object(_all_sendable(vars(x)))
+    if type(x) is list:
+        x = [_sendable(y) for y in x]
+    return x
+
+
+def _all_sendable(xs):
+    found = {name: _sendable(x) for name, x in xs.items()}
+    return {name: x for name, x in found.items() if _core.can_be_sent(x)}
+
+
+def _received(old, x):
+    if isinstance(x, _Object):
+        if hasattr(old, "__dict__"):
+            _receive(vars(old), x.attributes)
+        return old
+    if isinstance(x, _Generator):
+        state = _map_integers(x.state, _from_text)
+        _generators.put_back_into(old, state)
+        return old
+    if type(x) is list and type(old) is list and len(x) == len(old):
+        return [_received(y, z) for y, z in zip(old, x)]
+    return x
+
+
+def _receive(attributes, found):
+    for name, x in found.items():
+        attributes[name] = _received(attributes.get(name), x)
+
+
 def _attributes(model):
     """What modules with state keep in attributes, from the ranks that have it.
     What cannot be sent stays as it is here."""
     mine = []
-    for path in model._core.stateful_modules():
-        module = model.module.get_submodule(path)
-        found = {}
-        for name, x in module.__dict__.items():
-            if name not in _OF_MODULES.union(_CALLS) and _core.can_be_sent(x):
-                found[name] = x
-        mine.append((path, found))
-    return [x for xs in _core.allgather(mine, "pp") for x in xs]
+    with _values.by_value():
+        for path in model._core.stateful_modules():
+            found = vars(model.module.get_submodule(path))
+            names = found.keys() - _OF_MODULES.union(_CALLS)
+            mine.append((path, _all_sendable({n: found[n] for n in names})))
+        return [x for xs in _core.allgather(mine, "pp") for x in xs]

@@ -10,4 +10,9 @@ namespace smp {
 /// with, or does not belong to LibTorch
 at::Tensor copied_on_write(const at::Tensor& x);
 
+/// Gives `to` the content of `from`, unless its form is another one. Autograd
+/// does not see it, as what has been kept for backward is to stay valid: the
+/// content that it used must be there again by then.
+void put_content(const at::Tensor& to, const at::Tensor& from);
+
 } // namespace smp

@@ -7,6 +7,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -101,6 +102,32 @@ void fill(at::mt19937_data_pod& x, uint64_t seed) noexcept {
 
 } // namespace
 
+// -- generators of a language -------------------------------------------------
+
+namespace {
+
+std::atomic<language_generators*> watched = nullptr;
+std::atomic<language_generators*> included = nullptr;
+
+} // namespace
+
+language_generators* watched_generators() noexcept {
+  return watched;
+}
+
+void watch_generators(language_generators* x) noexcept {
+  watched = x;
+}
+
+void random_stream::include(language_generators* x) noexcept {
+  included = x;
+}
+
+// Never called under the mutex of LibTorch's generator: code that holds the
+// language's lock may wait for that.
+
+// -- streams ------------------------------------------------------------------
+
 random_stream::counted random_stream::of_device() {
   auto device = rank_context::current_device();
   if (device.is_cpu())
@@ -140,10 +167,21 @@ random_stream random_stream::of_default() {
   result.next_float_normal_ = gen.next_float_normal_sample();
   result.next_double_normal_ = gen.next_double_normal_sample();
   result.device_ = of_device();
+  guard.unlock();
+  if (auto* x = included.load())
+    result.included_ = x->now();
   return result;
 }
 
 void random_stream::swap_with_default() {
+  if (auto* x = included.load()) {
+    auto now = x->now();
+    if (included_)
+      x->put_back(included_);
+    else
+      x->seed(engine_.seed_);
+    included_ = std::move(now);
+  }
   auto& gen = default_generator();
   std::unique_lock guard{gen.mutex_};
   std::swap(engine_, data_of(engine_of(gen)));
@@ -158,6 +196,10 @@ void random_stream::swap_with_default() {
 }
 
 void random_stream::replace_default(uint64_t seed) {
+  if (auto* x = included.load()) {
+    included_ = x->now();
+    x->seed(seed);
+  }
   auto& gen = default_generator();
   std::unique_lock guard{gen.mutex_};
   auto& engine = data_of(engine_of(gen));
@@ -172,6 +214,8 @@ void random_stream::replace_default(uint64_t seed) {
 }
 
 void random_stream::restore_default() const {
+  if (auto* x = included.load(); x != nullptr && included_)
+    x->put_back(included_);
   auto& gen = default_generator();
   std::unique_lock guard{gen.mutex_};
   data_of(engine_of(gen)) = engine_;

@@ -3,6 +3,7 @@
 #include <ATen/core/MT19937RNGEngine.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -39,10 +40,30 @@ uint64_t call_seed(uint64_t microbatch, uint64_t path) noexcept;
 
 // -- streams ------------------------------------------------------------------
 
+/// The generators of a language, from which modules may draw as from LibTorch's
+/// own. Any thread may call.
+class language_generators {
+public:
+  using state = std::shared_ptr<const void>;
+
+  virtual ~language_generators() = default;
+
+  virtual state now() = 0;
+  virtual void put_back(const state& x) = 0;
+  virtual void seed(uint64_t x) = 0;
+
+  /// Puts back what a trace found, and remembers whether it drew.
+  virtual void end_trace(const state& found) = 0;
+};
+
 /// State of LibTorch's CPU generator as a value, and of that of the calling
-/// rank's device, if it has one: kernels there draw by seed and offset.
+/// rank's device, if it has one: kernels there draw by seed and offset. Also
+/// that of a language, while it is included.
 class random_stream {
 public:
+  /// Null: none from now on.
+  static void include(language_generators* x) noexcept;
+
   /// The state after `torch::manual_seed(seed)`.
   explicit random_stream(uint64_t seed);
 
@@ -91,6 +112,14 @@ private:
   std::optional<float> next_float_normal_;
   std::optional<double> next_double_normal_;
   counted device_;
+  /// Of the included ones; null: the state after seeding them as this one.
+  language_generators::state included_;
 };
+
+/// Those of the process, which traces watch; null: there are none.
+language_generators* watched_generators() noexcept;
+
+/// @param x outlives all traces
+void watch_generators(language_generators* x) noexcept;
 
 } // namespace smp

@@ -4,7 +4,7 @@
 #include "runtime/execution/running_call.hpp"
 #include "runtime/execution/saved_calls.hpp"
 #include "runtime/model/model_map.hpp"
-#include "runtime/model/script_walk.hpp"
+#include "runtime/model/module_facts.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -24,17 +24,10 @@ at::Tensor content_of(const model_map& map, uint32_t tensor) {
   return map.model().tensors[tensor].tensor.variable_data();
 }
 
-/// The call may change a list in place, which must not change the saved one.
-c10::IValue copy_of(const c10::IValue& x) {
-  return x.isTensor() || x.isObject() ? x : x.deepcopy();
-}
-
 module_state copy_of(const module_state& x) {
-  module_state result;
+  module_state result{{}, x.attributes};
   for (auto& [t, content] : x.tensors)
     result.tensors.emplace_back(t, content.clone());
-  for (auto& [slot, content] : x.attributes)
-    result.attributes.emplace_back(slot, copy_of(content));
   return result;
 }
 
@@ -47,12 +40,16 @@ module_state keep(running_call& ex, map_changes& changes, module_id module) {
     if (map.owned(t) && changes.may_change(t, ex.rank().step())
         && refusal_of(map.model().tensors[t].tensor).empty())
       result.tensors.emplace_back(t, content_of(map, t).clone());
-  auto* script = map.model().modules[i].script;
-  if (script == nullptr || entry.reasons.empty())
-    return result;
-  for (size_t slot = 0; slot < script->slots().size(); ++slot)
-    if (auto& x = script->getSlot(slot); !x.isObject())
-      result.attributes.emplace_back(slot, copy_of(x));
+  auto keep_attributes = [&](uint32_t m) {
+    if (map.owner(module_id{m}) == map.self())
+      if (auto x = map.model().modules[m].facts->keep_attributes())
+        result.attributes.emplace_back(m, std::move(x));
+  };
+  if (entry.reasons.empty())
+    keep_attributes(i);
+  else
+    for (auto m : map.model().subtree(i))
+      keep_attributes(m);
   return result;
 }
 
@@ -67,14 +64,6 @@ void drop_unchanged(map_changes& changes, module_state& x) {
     changes.note_change(y.first, changed);
     return !changed && changes.map().order().guards(y.first).size() == 1;
   });
-}
-
-void put_attribute(map_changes& changes, c10::ivalue::Object& self, size_t slot,
-                   c10::IValue x) {
-  auto& old = self.getSlot(slot);
-  if (old.isTensor() && x.isTensor())
-    changes.rebind(old.toTensor(), x.toTensor());
-  self.setSlot(slot, std::move(x));
 }
 
 } // namespace
@@ -99,7 +88,7 @@ void call_states::enter(running_call& ex, map_changes& changes,
   else                        // first pass changed nothing
     x.state = keep(ex, changes, module);
   if (x.again)
-    recall(x);
+    exchange(x);
   calls_.push_back(std::move(x));
 }
 
@@ -123,44 +112,20 @@ void call_states::leave(running_call& ex, map_changes& changes,
                                 std::move(x.state));
 }
 
-namespace {
-
-void exchange_attributes(map_changes& changes, c10::ivalue::Object* self,
-                         module_state& x) {
-  for (auto& [slot, other] : x.attributes) {
-    auto now = self->getSlot(slot);
-    put_attribute(changes, *self, slot, std::exchange(other, now));
-  }
-}
-
-void exchange_contents(const std::vector<at::Tensor>& tensors,
-                       module_state& x) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    auto& other = x.tensors[i].second;
-    auto now = tensors[i].clone();
-    tensors[i].copy_(other);
-    other = std::move(now);
-  }
-}
-
-} // namespace
-
-void call_states::recall(running& x) {
+void call_states::exchange(running& x) {
   auto& map = x.changes->map();
-  exchange_attributes(*x.changes, map.model().modules[x.module.value].script,
-                      x.state);
-  // The code may replace the tensor of a buffer.
-  if (x.tensors.empty())
-    for (auto& [t, content] : x.state.tensors)
-      x.tensors.push_back(content_of(map, t));
-  exchange_contents(x.tensors, x.state);
-}
-
-void call_states::put_back(running& x) {
-  exchange_contents(x.tensors, x.state);
-  auto& map = x.changes->map();
-  exchange_attributes(*x.changes, map.model().modules[x.module.value].script,
-                      x.state);
+  module_state now;
+  for (auto& [t, content] : x.state.tensors)
+    now.tensors.emplace_back(t, content_of(map, t).clone());
+  // Code may have put other tensors into the slots of buffers.
+  for (auto& [m, kept] : x.state.attributes) {
+    now.attributes.emplace_back(
+      m, map.model().modules[m].facts->keep_attributes());
+    kept->put_back(x.changes);
+  }
+  for (auto& [t, content] : x.state.tensors)
+    content_of(map, t).copy_(content);
+  x.state = std::move(now);
 }
 
 call_states::recalled::~recalled() {
@@ -168,7 +133,7 @@ call_states::recalled::~recalled() {
   auto& calls = states_.calls_;
   while (calls.size() > begin_) {
     if (calls.back().again)
-      put_back(calls.back());
+      exchange(calls.back());
     calls.pop_back();
   }
 }
@@ -177,14 +142,14 @@ void call_states::suspend() {
   at::NoGradGuard no_grad;
   for (auto i = calls_.rbegin(); i != calls_.rend(); ++i)
     if (i->again)
-      put_back(*i);
+      exchange(*i);
 }
 
 void call_states::resume() {
   at::NoGradGuard no_grad;
   for (auto& x : calls_)
     if (x.again)
-      recall(x);
+      exchange(x);
 }
 
 } // namespace smp

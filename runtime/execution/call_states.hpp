@@ -4,24 +4,27 @@
 #include "transport/ids.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 namespace smp {
 
-class running_call;
+class kept_attributes;
 class map_changes;
+class running_call;
 
 /// The state of a module as a call found it, before the call changed it.
 struct module_state {
   /// By position in the walk of the model.
   std::vector<std::pair<uint32_t, at::Tensor>> tensors;
-  /// TorchScript modules only: the attributes that are not modules, by slot.
-  std::vector<std::pair<size_t, c10::IValue>> attributes;
+  /// Of the module, and of those below it if it has state that is no tensor,
+  /// as code may change the attributes of other modules. By position in the
+  /// walk.
+  std::vector<std::pair<uint32_t, std::shared_ptr<kept_attributes>>> attributes;
 
   bool empty() const noexcept {
     return tensors.empty() && attributes.empty();
@@ -75,11 +78,10 @@ private:
     bool again = false;
     bool over = false; // its code has run; not put back yet
     module_state state;
-    std::vector<at::Tensor> tensors = {}; // those of `state`, to exchange
   };
 
-  static void recall(running& x);
-  static void put_back(running& x);
+  /// Gives the module the state that `x` has, and `x` that of the module.
+  static void exchange(running& x);
 
   std::vector<running> calls_; // as they began
 };

@@ -185,6 +185,8 @@ struct tracer::saved_state {
     for (uint32_t i = 0; i < model.modules.size(); ++i)
       if (auto x = model.modules[i].facts->keep_attributes())
         attributes.push_back({i, std::move(x)});
+    if (auto* x = watched_generators())
+      language = x->now();
     mine.swap_with_default();
     if (!options.device.is_cpu()) {
       gpu_generator = at::globalContext().defaultGenerator(options.device);
@@ -216,11 +218,13 @@ struct tracer::saved_state {
       else
         x.tensor.copy_(x.copy);
     }
-    for (auto& [module, kept] : attributes) {
+    for (auto& [module, kept] : attributes)
       if (auto what = kept->changes(); !what.empty())
         stateful.emplace(module, std::move(what));
+    for (auto& [module, kept] : attributes)
       kept->put_back(nullptr);
-    }
+    if (auto* x = watched_generators())
+      x->end_trace(language);
     auto again = stream;
     again.swap_with_default();
     if (gpu_stream.defined())
@@ -260,6 +264,7 @@ struct tracer::saved_state {
   /// while it is.
   random_stream mine;
   const random_stream stream; // of the microbatch, at its begin
+  language_generators::state language;
   at::Generator gpu_generator;
   at::Tensor gpu_stream;
 };

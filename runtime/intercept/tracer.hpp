@@ -73,6 +73,9 @@ public:
     throw finished{};
   }
 
+  /// Whether this pass finds out what calls do: others only take times.
+  bool counts() const noexcept;
+
   /// @returns a copy of an input of the step: the body may change it.
   at::Tensor input(const at::Tensor& x) const;
 
@@ -147,7 +150,6 @@ private:
   void track_results(bool on);
   /// Undoes the changes of a pass to the model.
   void restore();
-  bool counts() const noexcept;
 
   const walked_model& model_;
   trace_options options_;

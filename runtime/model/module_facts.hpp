@@ -14,7 +14,7 @@ class Module;
 
 namespace smp {
 
-class model_map;
+class map_changes;
 struct invocation;
 class packer;
 class unpacker;
@@ -36,9 +36,9 @@ public:
   }
 
   /// Gives all attributes the values that they had; may be called again.
-  /// @param map where parameters and buffers are, which follow; null: this
+  /// @param changes where parameters and buffers are, which follow; null: this
   /// undoes a trace, which no part of smp has followed
-  virtual void put_back(model_map* map) = 0;
+  virtual void put_back(map_changes* changes) = 0;
 };
 
 /// What smp asks of a module, whether it is one of torch::nn, of TorchScript or

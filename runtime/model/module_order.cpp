@@ -159,6 +159,8 @@ std::string module_order::text() const {
               "parameter '"
               + model_->tensors[*changing_parameters_.begin()].names.front()
               + "'";
+  else if (serial_)
+    result += "\nmicrobatches run one after the other";
   return result;
 }
 

@@ -1,11 +1,11 @@
 #include "runtime/model/script_facts.hpp"
 
+#include "runtime/base/copied_on_write.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/model/script_code.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include <unordered_set>
@@ -18,11 +18,6 @@ namespace {
 bool never_changes(const c10::IValue& x) {
   return x.isNone() || x.isBool() || x.isInt() || x.isDouble()
          || x.isComplexDouble() || x.isString() || x.isDevice() || x.isEnum();
-}
-
-/// The write count of autograd, which has none for inference tensors.
-uint32_t write_count(const at::Tensor& x) {
-  return x.is_inference() ? 0 : static_cast<uint32_t>(x._version());
 }
 
 /// A list that two attributes share stays one list, and a tensor stays the same
@@ -47,7 +42,7 @@ public:
     return complete_;
   }
 
-  void put_back(model_map* map) override;
+  void put_back(map_changes* changes) override;
 
 private:
   struct slot {
@@ -65,7 +60,6 @@ private:
   struct content {
     at::Tensor tensor;
     at::Tensor copy;
-    uint32_t version = 0;
   };
 
   void keep_slot(c10::ivalue::Object& x, size_t index);
@@ -123,20 +117,12 @@ void kept_slots::keep_tensor(const at::Tensor& x) {
   if (!refusal_of(x).empty())
     complete_ = false; // not plain memory
   else
-    tensors_.push_back({x, x.detach().clone(), write_count(x)});
+    tensors_.push_back({x, x.detach().clone()});
 }
 
-void kept_slots::put_back(model_map* map) {
-  at::NoGradGuard no_grad;
-  for (auto& x : tensors_) {
-    // A backward that needs it must not see that it was written.
-    if (!x.tensor.is_inference() && write_count(x.tensor) == x.version)
-      continue;
-    c10::InferenceMode mode{x.tensor.is_inference()};
-    if (x.tensor.sizes() == x.copy.sizes()
-        && x.tensor.dtype() == x.copy.dtype())
-      x.tensor.detach().copy_(x.copy);
-  }
+void kept_slots::put_back(map_changes* changes) {
+  for (auto& x : tensors_)
+    put_content(x.tensor, x.copy);
   for (auto& x : containers_)
     if (x.value.isList()) {
       auto list = x.value.toList();
@@ -151,8 +137,8 @@ void kept_slots::put_back(model_map* map) {
     }
   for (auto& x : slots_) {
     auto& now = x.object->getSlot(x.index);
-    if (map && now.isTensor() && x.value.isTensor())
-      map->rebind(now.toTensor(), x.value.toTensor());
+    if (changes && now.isTensor() && x.value.isTensor())
+      changes->rebind(now.toTensor(), x.value.toTensor());
     x.object->setSlot(x.index, x.value);
   }
 }

@@ -438,14 +438,10 @@ partition_decision partitioning::decide(uint32_t devices,
 
 checkpointing_decision partitioning::checkpointed() const {
   auto& x = rank_.config().activation_checkpointing;
-  auto stateful = marks_.stateful;
-  if (trace_)
-    for (auto& [module, why] : trace_->stateful)
-      stateful.emplace(map_.model().modules.at(module).identity(), why);
   auto result = decide_checkpointing(
     map_.model(),
     {marks_.checkpointing, x.modules, {x.strategy, x.preserve_rng_state}},
-    stateful);
+    marks_.stateful);
   if (rank_.config().offload_activations && result.chosen.empty())
     throw config_error(
       "smp.offload_activations has no effect: no module's activations are "

@@ -201,8 +201,9 @@ void model_state::keep() {
 void model_state::take_back() {
   map_.order().put_back();
   gradients_.put_back();
+  map_changes changes{map_};
   for (auto& x : attributes_)
-    x->put_back(&map_);
+    x->put_back(&changes);
 }
 
 void model_state::begin_step(bool again) {

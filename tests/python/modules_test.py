@@ -3,8 +3,10 @@
 
 import dataclasses
 import enum
+import random
 from collections import OrderedDict, namedtuple
 
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -405,6 +407,74 @@ def results_in_containers():
         loss = F.cross_entropy(whole, samples(0)["y"]).item()
     assert abs(found["loss"].reduce_mean().item() - loss) < 1e-6
     assert found["loss"].stack().shape == (4,)
+
+
+class Settings:
+    def __init__(self, scale):
+        self.scale = scale
+        self.names = ["a", "b"]
+
+
+class Uses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+
+    def forward(self, x, other, settings, factors, number):
+        factors += 1
+        x = other(self.a(x)) + other.bias
+        return x * settings.scale * number * float(factors.mean()), settings
+
+
+class Passes(nn.Module):
+    """Gives a module on another rank what each rank has, and numpy's."""
+
+    def __init__(self, scale=0.5):
+        super().__init__()
+        torch.manual_seed(0)
+        self.settings = Settings(scale)
+        self.other, self.uses = nn.Linear(32, 32), Uses()
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x):
+        factors = np.ones(3, np.float32)
+        x, found = self.uses(
+            x, self.other, self.settings, factors, np.float32(0.7)
+        )
+        assert found is self.settings
+        return self.head(x * float(factors.sum()))
+
+
+@case
+def what_each_rank_has_as_an_argument():
+    pins = {"uses": 1, "other": 0, "head": 0}
+    model = compare(Passes(), samples, loss_of, pins=pins)
+    assert own(model, "uses") == (smp.pp_rank() == 1)
+    del model  # a session has one at a time
+
+    expect(
+        smp.Error,
+        "has other values on another rank",
+        lambda: compare(Passes(smp.rank()), samples, loss_of, pins=pins),
+    )
+
+
+class Masks(Block):
+    """Draws as some published models do."""
+
+    def forward(self, x):
+        keep = torch.from_numpy(np.random.rand(*x.shape) > 0.2)
+        if random.random() < 0.3:
+            x = 0.5 * x
+        return super().forward(x * keep.to(x.dtype))
+
+
+@case
+def random_numbers_of_python_and_numpy():
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    compare(Net(Masks), samples, loss_of, each_step=True)
+    after = random.getstate(), np.random.get_state()[1].tolist()
+    assert before == after
 
 
 def first(out):

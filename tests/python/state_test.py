@@ -1,6 +1,10 @@
 # ctest: seconds=25 label=multiprocess
 """State that Python modules keep, on two ranks and in one process."""
 
+import collections
+import random
+
+import numpy as np
 import torch
 import torch.nn as nn
 
@@ -8,6 +12,7 @@ import harness
 import smp
 from harness import (
     HALVES,
+    TURNS,
     Block,
     Net,
     case,
@@ -34,20 +39,6 @@ def batch_norm():
     compare(Net(Normed), samples, loss_of)
 
 
-@case
-def a_buffer_that_code_replaces():
-    class Means(Block):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(32))
-
-        def forward(self, x):
-            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-            return super().forward(x - self.mean)
-
-    compare(Net(Means), samples, loss_of)
-
-
 class Counts(Block):
     def __init__(self):
         super().__init__()
@@ -70,18 +61,14 @@ def an_attribute_that_code_counts_up():
             assert block.calls == 4 * steps, block.calls
 
 
-@case
-def a_list_that_code_fills():
-    class Logs(Block):
-        def __init__(self):
-            super().__init__()
-            self.log = []
+class Logs(Block):
+    def __init__(self):
+        super().__init__()
+        self.log = []
 
-        def forward(self, x):
-            self.log.append(float(len(self.log)))
-            return super().forward(x) * (1 + 0.1 * (sum(self.log) % 5))
-
-    compare(Net(Logs), samples, loss_of)
+    def forward(self, x):
+        self.log.append(float(len(self.log)))
+        return super().forward(x) * (1 + 0.1 * (sum(self.log) % 5))
 
 
 # The trace sees one microbatch: this begins later.
@@ -98,28 +85,206 @@ class Late(Block):
         return super().forward(x) * self.factor
 
 
-@case
-def state_that_backward_cannot_put_back():
-    def mark(blocks):
-        return lambda model: [
-            smp.set_activation_checkpointing(model.module.h[i]) for i in blocks
-        ]
+class Replaces(Block):
+    """Puts another tensor into the slot of a buffer."""
 
-    for block, text in (
-        (Counts, "'h.0' has state that smp cannot put back"),
-        (Late, "computed again in backward"),
-    ):
-        expect(
-            smp.Error,
-            text,
-            lambda: compare(
-                Net(block), samples, loss_of, steps=4, prepare=mark([0, 3])
-            ),
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(32))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x - self.mean)
+
+
+class Memory:
+    """An object of the user's own."""
+
+    def __init__(self):
+        self.calls = 0
+        self.seen = []
+        self.last = {"mean": torch.zeros(32)}
+
+    def keep(self, x):
+        self.calls += 1
+        self.seen.append(float(x.mean()))
+        self.last["mean"].mul_(0.5).add_(x.mean(0))
+
+    def read(self):
+        return self.last["mean"] * (self.calls % 3) + sum(self.seen[-3:])
+
+
+class Remembers(Block):
+    def __init__(self):
+        super().__init__()
+        self.memory = Memory()
+
+    def forward(self, x):
+        self.memory.keep(x.detach())
+        return super().forward(x) + 0.1 * self.memory.read()
+
+
+class RemembersEach(Block):
+    def __init__(self):
+        super().__init__()
+        self.memories = [Memory(), Memory()]
+        self.recent = collections.deque(maxlen=2)
+
+    def forward(self, x):
+        for memory in self.memories:
+            memory.keep(x.detach())
+        self.recent.append(float(x.detach().mean()))
+        x = super().forward(x) + 0.1 * sum(self.recent)
+        return x + 0.1 * self.memories[1].read()
+
+
+class Changes(Block):
+    """Changes the attribute of a module in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.a.factor = 1.0
+
+    def forward(self, x):
+        self.calls += 1
+        self.a.factor = 1.0 + (self.a.factor + 0.1) % 0.3
+        return super().forward(x) * self.a.factor
+
+
+class Draws(Block):
+    """Has generators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generators = [
+            np.random.default_rng(0),
+            np.random.RandomState(0),
+            random.Random(0),
+        ]
+        self.torch = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        drawn = sum(g.random() for g in self.generators[::2])
+        drawn += self.generators[1].rand() + torch.rand(
+            (), generator=self.torch
         )
-    if not smp._state.options.get("fast_mode"):  # as the error says
-        net = Net()
-        net.h[1] = Late()
-        compare(net, samples, loss_of, steps=4, prepare=mark([0, 3]))
+        return super().forward(x) * (1 + 0.1 * drawn)
+
+
+KEEPING = Counts, Logs, Replaces, Remembers, RemembersEach, Changes, Draws
+
+
+@case
+def whatever_keeps_state():
+    for block in KEEPING:
+        model = compare(Net(block), samples, loss_of)
+        if block is Remembers:
+            assert "'memory." in model.order_text(), model.order_text()
+        del model  # a session has one at a time
+
+
+def checkpoint(blocks):
+    return lambda model: [
+        smp.set_activation_checkpointing(model.module.h[i]) for i in blocks
+    ]
+
+
+@case
+def whatever_keeps_state_is_computed_again():
+    for block in KEEPING:
+        compare(Net(block), samples, loss_of, prepare=checkpoint(range(4)))
+
+
+class Pyramid(nn.Module):
+    """Keeps something until its children on another rank have answered."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.h = nn.ModuleList([Block() for _ in range(4)])
+        self.head = nn.Linear(32, 5)
+        self.memory = Memory()
+
+    def forward(self, x):
+        self.memory.keep(x)
+        for block in self.h:
+            x = block(x)
+        return self.head(x + self.memory.read())
+
+
+@case
+def an_object_that_the_model_itself_keeps():
+    compare(Pyramid(), samples, loss_of, pins=HALVES, anywhere=False)
+
+
+class Noting(Block):
+    """Several have the same object."""
+
+    def __init__(self, memory):
+        super().__init__()
+        self.memory = memory
+
+    def forward(self, x):
+        self.memory.keep(x.detach())
+        return super().forward(x) + 0.1 * self.memory.read()
+
+
+class Shares(Net):
+    def __init__(self):
+        super().__init__()
+        memory = Memory()
+        for i in range(3):
+            self.h[i] = Noting(memory)
+
+
+@case
+def an_object_that_several_modules_keep():
+    text = "the object 'memory' of 'h.0', which 'h.1' has, too, changes"
+
+    def train(pins):
+        return compare(Shares(), samples, loss_of, pins=pins, anywhere=False)
+
+    expect(smp.Error, text, lambda: train(TURNS))
+    together = {"h.0": 0, "h.1": 0, "h.2": 0, "h.3": 1, "head": 1}
+    model = train(together)  # as the error says
+    assert "one after the other" in model.order_text(), model.order_text()
+
+
+@case
+def state_that_begins_late_in_what_is_computed_again():
+    def train():
+        compare(
+            Net(Late), samples, loss_of, steps=4, prepare=checkpoint([0, 3])
+        )
+
+    if not smp._state.options.get("fast_mode"):
+        train()
+        return
+    text = "it must then be left out of activation checkpointing"
+    expect(smp.Error, text, train)  # steps are not run again
+
+    def declared(model):  # as the error says
+        checkpoint([0, 3])(model)
+        for i in (1, 2):
+            smp.set_stateful(model.module.h[i], "begins to count")
+
+    net = Net()
+    net.h[1], net.h[2] = Late(), Late()
+    compare(net, samples, loss_of, steps=4, prepare=declared)
+
+
+@case
+def declared_state_is_not_computed_again():
+    def prepare(model):
+        checkpoint([0])(model)
+        smp.set_stateful(model.module.h[0], "keeps a file")
+
+    expect(
+        smp.Error,
+        "'h.0' has state that smp cannot put back",
+        lambda: compare(Net(), samples, loss_of, prepare=prepare),
+    )
 
 
 @case

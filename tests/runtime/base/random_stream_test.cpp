@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <set>
 #include <string>
 
@@ -307,4 +308,69 @@ TEST_CASE("no two calls of a step have the same stream") {
   CHECK(path_of_call(1, 2, 3) != path_of_call(1, 3, 2));
   CHECK(path_of_call(path_of_call(0, 1, 0), 2, 0)
         != path_of_call(path_of_call(0, 2, 0), 1, 0));
+}
+
+// -- generators of a language -------------------------------------------------
+
+namespace {
+
+/// One whose state is a number.
+struct one_generator final : language_generators {
+  one_generator() {
+    random_stream::include(this);
+  }
+
+  ~one_generator() override {
+    random_stream::include(nullptr);
+  }
+
+  state now() override {
+    return std::make_shared<const uint64_t>(at);
+  }
+
+  void put_back(const state& x) override {
+    at = *static_cast<const uint64_t*>(x.get());
+  }
+
+  void seed(uint64_t x) override {
+    at = x;
+  }
+
+  void end_trace(const state& found) override {
+    put_back(found);
+  }
+
+  uint64_t at = 7;
+};
+
+} // namespace
+
+TEST_CASE("generators of a language go along with the default generator") {
+  restore_default guard;
+  one_generator g;
+  auto stream = random_stream::derived(5);
+  stream.swap_with_default();
+  CHECK(g.at == 5);
+  g.at = 6; // draws
+  SECTION("swapped out and in again") {
+    stream.swap_with_default();
+    CHECK(g.at == 7);
+    stream.swap_with_default();
+    CHECK(g.at == 6);
+  }
+  SECTION("replaced and restored") {
+    random_stream inner{random_stream::empty{}};
+    inner.replace_default(9);
+    CHECK(g.at == 9);
+    inner.restore_default();
+    CHECK(g.at == 6);
+  }
+  SECTION("copied") {
+    auto copy = random_stream::of_default();
+    g.at = 8;
+    copy.swap_with_default();
+    CHECK(g.at == 6);
+  }
+  stream.swap_with_default();
+  CHECK(g.at == 7);
 }

@@ -212,6 +212,11 @@ TEST_CASE("attributes of TorchScript change back as well",
           "[runtime][call_states][R52]") {
   torch::jit::Module model{"counted_attribute"};
   model.register_attribute("seen", c10::IntType::get(), int64_t{3});
+  model.define(R"(
+    def forward(self, x):
+      self.seen = self.seen + 1
+      return x
+  )");
   auto self = model._ivalue();
   auto slot = model.type()->getAttributeSlot("seen");
   auto seen = [&] { return self->getSlot(slot).toInt(); };

@@ -84,7 +84,8 @@ TEST_CASE("attributes of TorchScript are put back as what they were",
   REQUIRE(module.attr("n").toInt() == 4);
   REQUIRE(module.attr("xs").toDoubleVector().size() == 3);
   REQUIRE(module.attr("t").toTensor().is_same(x));
-  kept->put_back(&map);
+  map_changes changes{map};
+  kept->put_back(&changes);
   CHECK(module.attr("n").toInt() == 3);
   CHECK(module.attr("xs").toDoubleVector() == std::vector<double>{1.0});
   CHECK(module.attr("xs").is(module.attr("ys"))); // one list still

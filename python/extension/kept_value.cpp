@@ -1,0 +1,312 @@
+#include "python/extension/kept_value.hpp"
+
+#include "runtime/base/copied_on_write.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace smp::python {
+
+namespace {
+
+/// Larger contents are not copied only to see changes.
+constexpr Py_ssize_t looked_at_items = 1000;
+
+/// Larger tensors are copied when they are written.
+constexpr size_t copied_tensor_bytes = 1 << 20;
+
+/// How deep lists in lists are looked at.
+constexpr unsigned max_depth = 4;
+
+bool is_number_or_text(PyObject* x) {
+  return PyLong_CheckExact(x) || PyFloat_CheckExact(x)
+         || PyUnicode_CheckExact(x) || PyBytes_CheckExact(x) || PyBool_Check(x)
+         || PyComplex_CheckExact(x);
+}
+
+/// The same object, or an equal number or text.
+bool is_same(PyObject* x, PyObject* y) {
+  return x == y
+         || (is_number_or_text(x) && Py_TYPE(x) == Py_TYPE(y)
+             && PyObject_RichCompareBool(x, y, Py_EQ) == 1);
+}
+
+// -- classes ------------------------------------------------------------------
+
+enum class content { none, sequence, dict, set, object, generator };
+
+py::module_ generators_module() {
+  return py::module_::import("smp._generators");
+}
+
+bool begins_with(const py::object& text, std::string_view x) {
+  return py::isinstance<py::str>(text)
+         && text.cast<std::string>().starts_with(x);
+}
+
+/// Objects of the user's classes keep state in their attributes. What Python
+/// and PyTorch have there is no state of the model: locks, caches, loggers.
+content content_of_class(py::handle type) {
+  auto is = [&](const char* module, const char* name) {
+    auto base = py::module_::import(module).attr(name);
+    return PyObject_IsSubclass(type.ptr(), base.ptr()) == 1;
+  };
+  if (is("builtins", "list") || is("collections", "deque"))
+    return content::sequence;
+  if (is("builtins", "dict"))
+    return content::dict;
+  if (is("builtins", "set"))
+    return content::set;
+  auto generators = generators_module().attr("classes")();
+  if (PyObject_IsSubclass(type.ptr(), generators.ptr()) == 1)
+    return content::generator;
+  auto* self = reinterpret_cast<PyTypeObject*>(type.ptr());
+  if (PyType_HasFeature(self, Py_TPFLAGS_HEAPTYPE) == 0
+      || self->tp_dictoffset == 0 || is("torch.nn", "Module")
+      || is("builtins", "type") || is("builtins", "BaseException")
+      || is("enum", "Enum") || is("logging", "Filterer")
+      || is("smp._elsewhere", "Elsewhere"))
+    return content::none;
+  auto module = py::getattr(type, "__module__", py::none());
+  for (auto* x : {"torch.", "logging", "threading", "functools", "typing"})
+    if (begins_with(module, x))
+      return content::none;
+  return content::object;
+}
+
+content content_of(PyObject* x) {
+  // Classes live on, so that no other one gets the address of one.
+  static auto& known = *new std::unordered_map<PyTypeObject*, content>;
+  auto* type = Py_TYPE(x);
+  auto i = known.find(type);
+  if (i == known.end()) {
+    Py_INCREF(type);
+    i = known.emplace(type, content_of_class(reinterpret_cast<PyObject*>(type)))
+          .first;
+  }
+  return i->second;
+}
+
+// -- copies -------------------------------------------------------------------
+
+auto& noted_shared = *new std::vector<py::object>;
+
+bool is_shared(PyObject* x) {
+  return std::ranges::any_of(noted_shared,
+                             [x](auto& y) { return y.ptr() == x; });
+}
+
+py::object attributes_of(PyObject* x) {
+  auto result = py::reinterpret_steal<py::object>(
+    PyObject_GenericGetDict(x, nullptr));
+  if (!result)
+    throw py::error_already_set();
+  return result;
+}
+
+/// @returns a new list, dict or set
+py::object items_of(PyObject* x, content what) {
+  auto* result = what == content::sequence ? PySequence_List(x)
+                 : what == content::set    ? PySet_New(x)
+                                           : PyDict_Copy(x);
+  if (result == nullptr)
+    throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+bool same_items(PyObject* kept, PyObject* now) {
+  if (PySet_Check(kept))
+    return PyObject_RichCompareBool(kept, now, Py_EQ) == 1;
+  if (PyList_Check(kept)) {
+    auto xs = py::reinterpret_steal<py::object>(
+      PySequence_Fast(now, "a list has become something else"));
+    if (!xs)
+      throw py::error_already_set();
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(kept); ++i)
+      if (i >= PySequence_Fast_GET_SIZE(xs.ptr())
+          || !is_same(PyList_GET_ITEM(kept, i),
+                      PySequence_Fast_GET_ITEM(xs.ptr(), i)))
+        return false;
+    return true;
+  }
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(kept, &at, &key, &value) != 0;) {
+    auto* other = PyDict_GetItem(now, key);
+    if (other == nullptr || !is_same(value, other))
+      return false;
+  }
+  return true;
+}
+
+uint32_t version_of(const at::Tensor& x) {
+  return x.is_inference() ? 0 : static_cast<uint32_t>(x._version());
+}
+
+std::string text_of(const py::object& key) {
+  if (!key)
+    return {};
+  return py::isinstance<py::str>(key) ? key.cast<std::string>()
+                                      : std::string{py::str(key)};
+}
+
+} // namespace
+
+// -- one value ----------------------------------------------------------------
+
+kept_value::kept_value(py::object x, purpose why, unsigned depth,
+                       unsigned objects)
+  : object_(std::move(x)) {
+  if (THPVariable_Check(object_.ptr())) {
+    keep_tensor(why);
+    return;
+  }
+  if (is_number_or_text(object_.ptr()) || object_.is_none())
+    return;
+  if (PyTuple_Check(object_.ptr())) {
+    if (depth < max_depth)
+      for (auto y : py::reinterpret_borrow<py::tuple>(object_))
+        keep_inside({}, y.ptr(), why, depth, objects);
+    return;
+  }
+  auto what = content_of(object_.ptr());
+  is_object_ = what == content::object;
+  is_generator_ = what == content::generator;
+  if (is_generator_) {
+    items_ = generators_module().attr("state_of")(object_);
+    return;
+  }
+  if (what == content::none || depth == max_depth
+      || (is_object_ && objects > 0))
+    return;
+  is_shared_ = is_object_ && why != purpose::look_at_shared
+               && is_shared(object_.ptr());
+  if (is_shared_ && why == purpose::look)
+    return;
+  auto where = is_object_ ? attributes_of(object_.ptr()) : object_;
+  count_ = PyObject_Size(where.ptr());
+  if (why != purpose::copy && count_ > looked_at_items)
+    return;
+  items_ = items_of(where.ptr(), what);
+  objects += is_object_ ? 1 : 0;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  if (PyList_Check(items_.ptr()))
+    for (Py_ssize_t i = 0; i < count_; ++i)
+      keep_inside({}, PyList_GET_ITEM(items_.ptr(), i), why, depth, objects);
+  else if (PyDict_Check(items_.ptr()))
+    for (Py_ssize_t at = 0; PyDict_Next(items_.ptr(), &at, &key, &value) != 0;)
+      keep_inside(py::reinterpret_borrow<py::object>(key), value, why, depth,
+                  objects);
+}
+
+void kept_value::keep_tensor(purpose why) {
+  auto& t = THPVariable_Unpack(object_.ptr());
+  version_ = version_of(t);
+  if (why != purpose::copy || !t.defined() || !t.has_storage())
+    return;
+  at::NoGradGuard no_grad;
+  if (t.nbytes() > copied_tensor_bytes)
+    copy_ = copied_on_write(t);
+  if (!copy_.defined())
+    copy_ = t.detach().clone();
+}
+
+void kept_value::keep_inside(const py::object& key, PyObject* x, purpose why,
+                             unsigned depth, unsigned objects) {
+  if (is_number_or_text(x) || x == Py_None)
+    return;
+  kept_value inside{py::reinterpret_borrow<py::object>(x), why, depth + 1,
+                    objects};
+  if (inside.count_ >= 0 || inside.items_ || !inside.parts_.empty()
+      || THPVariable_Check(x))
+    parts_.push_back({key, std::move(inside)});
+}
+
+bool kept_value::differs(PyObject* now, std::string& place) const {
+  return now == nullptr || !is_same(object_.ptr(), now)
+         || contents_differ(place);
+}
+
+bool kept_value::contents_differ(std::string& place) const {
+  if (is_shared_)
+    return false;
+  auto* self = object_.ptr();
+  if (THPVariable_Check(self))
+    return version_of(THPVariable_Unpack(self)) != version_;
+  if (is_generator_) {
+    auto now = generators_module().attr("state_of")(object_);
+    return !items_[py::int_(0)].equal(now[py::int_(0)]);
+  }
+  if (count_ >= 0) {
+    auto where = is_object_ ? attributes_of(self) : object_;
+    if (is_object_ && items_) {
+      // Which attribute it is tells more than that one is.
+      for (auto [name, x] : py::reinterpret_borrow<py::dict>(where)) {
+        auto* kept = PyDict_GetItem(items_.ptr(), name.ptr());
+        if (kept == nullptr || !is_same(kept, x.ptr())) {
+          place = "." + text_of(py::reinterpret_borrow<py::object>(name));
+          return true;
+        }
+      }
+    }
+    if (PyObject_Size(where.ptr()) != count_
+        || (items_ && !same_items(items_.ptr(), where.ptr())))
+      return true;
+  }
+  for (auto& x : parts_)
+    if (x.value.contents_differ(place)) {
+      if (is_object_)
+        place = "." + text_of(x.key) + place;
+      return true;
+    }
+  return false;
+}
+
+void kept_value::put_back() const {
+  if (copy_.defined()) {
+    auto& t = THPVariable_Unpack(object_.ptr());
+    if (copy_.const_data_ptr() != t.const_data_ptr())
+      put_content(t, copy_);
+    return;
+  }
+  if (is_generator_) {
+    generators_module().attr("put_back_into")(object_, items_[py::int_(1)]);
+    return;
+  }
+  if (items_) {
+    auto where = is_object_ ? attributes_of(object_.ptr()) : object_;
+    if (PyObject_Size(where.ptr()) != count_
+        || !same_items(items_.ptr(), where.ptr())) {
+      where.attr("clear")();
+      where.attr(PyList_Check(items_.ptr()) ? "extend" : "update")(items_);
+    }
+  }
+  for (auto& x : parts_)
+    x.value.put_back();
+}
+
+// -- objects of several modules -----------------------------------------------
+
+const std::vector<py::object>& shared_objects() {
+  return noted_shared;
+}
+
+void note_shared_objects(const py::list& modules) {
+  noted_shared.clear();
+  std::unordered_map<PyObject*, PyObject*> holders;
+  for (auto module : modules)
+    for (auto [name, x] : py::dict(module.attr("__dict__"))) {
+      if (THPVariable_Check(x.ptr()) || content_of(x.ptr()) != content::object)
+        continue;
+      auto [i, added] = holders.emplace(x.ptr(), module.ptr());
+      if (!added && i->second != module.ptr() && !is_shared(x.ptr()))
+        noted_shared.push_back(py::reinterpret_borrow<py::object>(x));
+    }
+}
+
+} // namespace smp::python

@@ -1,0 +1,85 @@
+#pragma once
+
+#include "python/extension/interpreter.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp::python {
+
+/// What an attribute of a module is at one time: which object, and of lists,
+/// dicts, sets, deques, tensors, generators of random numbers and objects of
+/// the user's classes also what is in them, as far as state is found there: in
+/// an object, but not in an object that this one holds. All functions want the
+/// lock.
+class kept_value {
+public:
+  enum class purpose {
+    look,           ///< to see changes; large contents are not copied for that
+    look_at_shared, ///< the same of an object that several modules have
+    copy,           ///< to put it back
+  };
+
+  kept_value(py::object x, purpose why) : kept_value(std::move(x), why, 0, 0) {
+    // nop
+  }
+
+  kept_value(kept_value&&) noexcept = default;
+  kept_value& operator=(kept_value&&) noexcept = default;
+
+  const py::object& get() const noexcept {
+    return object_;
+  }
+
+  /// Tells whether `now` is something else, or has other contents. Equal
+  /// numbers and texts are the same.
+  /// @param now null: nothing
+  /// @param place gets where inside it differs, such as ".level"; only if it
+  /// does
+  bool differs(PyObject* now, std::string& place) const;
+
+  /// Gives the object the contents that it had; may be called again.
+  void put_back() const;
+
+private:
+  kept_value(py::object x, purpose why, unsigned depth, unsigned objects);
+
+  void keep_tensor(purpose why);
+  void keep_inside(const py::object& name, PyObject* x, purpose why,
+                   unsigned depth, unsigned objects);
+  bool contents_differ(std::string& place) const;
+
+  py::object object_;
+  /// A copy of a list, dict, set or deque, or of the attributes of an object,
+  /// or the state of a generator of random numbers; null for others, and where
+  /// `count_` is all that is looked at.
+  py::object items_;
+  Py_ssize_t count_ = -1; // of items
+  bool is_object_ = false;
+  bool is_generator_ = false;
+  bool is_shared_ = false;
+  /// Of a tensor: a copy, and autograd's counter.
+  at::Tensor copy_;
+  uint32_t version_ = 0;
+  /// Those items that have contents, and their keys; null: they have none.
+  struct part;
+  std::vector<part> parts_;
+};
+
+struct kept_value::part {
+  py::object key;
+  kept_value value;
+};
+
+/// Notes objects that several of `modules` hold as attributes: configurations,
+/// mostly. No single module has them as its state: their contents are put back,
+/// but what differs in them does not count. Forgets earlier ones.
+void note_shared_objects(const py::list& modules);
+
+const std::vector<py::object>& shared_objects();
+
+} // namespace smp::python
