@@ -93,11 +93,12 @@ content content_of(PyObject* x) {
 
 // -- copies -------------------------------------------------------------------
 
-auto& noted_shared = *new std::vector<py::object>;
+auto& noted_shared = *new std::vector<shared_by_modules>;
 
-bool is_shared(PyObject* x) {
-  return std::ranges::any_of(noted_shared,
-                             [x](auto& y) { return y.ptr() == x; });
+shared_by_modules* shared_entry(PyObject* x) {
+  auto i = std::ranges::find_if(noted_shared,
+                                [x](auto& y) { return y.object.ptr() == x; });
+  return i == noted_shared.end() ? nullptr : &*i;
 }
 
 py::object attributes_of(PyObject* x) {
@@ -183,9 +184,11 @@ kept_value::kept_value(py::object x, purpose why, unsigned depth,
   if (what == content::none || depth == max_depth
       || (is_object_ && objects > 0))
     return;
-  is_shared_ = is_object_ && why != purpose::look_at_shared
-               && is_shared(object_.ptr());
-  if (is_shared_ && why == purpose::look)
+  auto* shared = is_object_ && why != purpose::look_at_shared
+                   ? shared_entry(object_.ptr())
+                   : nullptr;
+  is_shared_ = shared != nullptr;
+  if (is_shared_ && (why == purpose::look || !shared->changes))
     return;
   auto where = is_object_ ? attributes_of(object_.ptr()) : object_;
   count_ = PyObject_Size(where.ptr());
@@ -292,7 +295,7 @@ void kept_value::put_back() const {
 
 // -- objects of several modules -----------------------------------------------
 
-const std::vector<py::object>& shared_objects() {
+const std::vector<shared_by_modules>& shared_objects() {
   return noted_shared;
 }
 
@@ -304,9 +307,16 @@ void note_shared_objects(const py::list& modules) {
       if (THPVariable_Check(x.ptr()) || content_of(x.ptr()) != content::object)
         continue;
       auto [i, added] = holders.emplace(x.ptr(), module.ptr());
-      if (!added && i->second != module.ptr() && !is_shared(x.ptr()))
-        noted_shared.push_back(py::reinterpret_borrow<py::object>(x));
+      if (!added && i->second != module.ptr()
+          && shared_entry(x.ptr()) == nullptr)
+        noted_shared.push_back({py::reinterpret_borrow<py::object>(x)});
     }
+}
+
+void note_changing_objects(const py::list& changing) {
+  for (auto& x : noted_shared)
+    x.changes = std::ranges::any_of(changing,
+                                    [&](auto y) { return y.is(x.object); });
 }
 
 } // namespace smp::python

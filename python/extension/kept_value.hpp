@@ -80,6 +80,15 @@ struct kept_value::part {
 /// but what differs in them does not count. Forgets earlier ones.
 void note_shared_objects(const py::list& modules);
 
-const std::vector<py::object>& shared_objects();
+struct shared_by_modules {
+  py::object object;
+  /// As far as is known: all of them, until a trace has seen it.
+  bool changes = true;
+};
+
+const std::vector<shared_by_modules>& shared_objects();
+
+/// Which of them change: the others are not copied from now on.
+void note_changing_objects(const py::list& changing);
 
 } // namespace smp::python

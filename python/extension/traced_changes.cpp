@@ -38,7 +38,7 @@ traced_frame::traced_frame(const py::object& module) {
     if (!x.is(module))
       others_.push_back(look_at(py::reinterpret_borrow<py::object>(x), false));
   for (auto& x : shared_objects())
-    others_.push_back(look_at(x, true));
+    others_.push_back(look_at(x.object, true));
   outer_ = std::exchange(found().innermost, this);
 }
 
@@ -112,6 +112,7 @@ void bind_traced_changes(py::module_& m) {
     return module(*args, **kwargs);
   });
   m.def("note_shared_objects", &note_shared_objects);
+  m.def("note_changing_objects", &note_changing_objects);
   m.def("take_traced_changes", [] {
     auto& x = found();
     x.of_others.clear();

@@ -103,6 +103,13 @@ def _keep_shared(model, objects):
     """Of an object that several modules have and change, each rank would have its
     own. On one rank, microbatches run one after the other."""
     found = sum(allgather([_holders(model.module, x) for x in objects]), [])
+    _core.note_changing_objects(
+        [
+            vars(model.module.get_submodule(path))[name]
+            for holders in found
+            for path, name in holders.items()
+        ]
+    )
     if not found:
         return
     model._core.run_serially()

@@ -140,7 +140,7 @@ def by_value():
 def is_plain_object(x):
     """Of a class of the user's own, with attributes."""
     return (
-        hasattr(x, "__dict__")
+        type(x).__dictoffset__ != 0
         and not callable(x)
         and not isinstance(x, (torch.nn.Module, torch.Tensor, dict, list))
         and not dataclasses.is_dataclass(x)

@@ -247,7 +247,7 @@ def _all_sendable(xs):
 
 def _received(old, x):
     if isinstance(x, _Object):
-        if hasattr(old, "__dict__"):
+        if _values.is_plain_object(old):
             _receive(vars(old), x.attributes)
         return old
     if isinstance(x, _Generator):
