@@ -20,6 +20,14 @@ std::string device_name(device_ref x) {
            : "device " + std::to_string(x.type) + ":" + std::to_string(x.index);
 }
 
+/// What copies to and from a device fail with names no rank.
+failure cause_on(rank_id here, const error& e) {
+  auto result = e.cause();
+  if (result.rank == no_rank)
+    result.rank = here;
+  return result;
+}
+
 } // namespace
 
 void comm_fabric::turn(comm_stage to, comm_message_ptr x) {
@@ -70,7 +78,7 @@ failure comm_fabric::bring_out(comm_message& x) try {
     host_copies_.add(source, tensors[i]);
   return {};
 } catch (const error& e) {
-  return e.cause();
+  return cause_on(self(), e);
 } catch (const std::bad_alloc&) {
   return {error_code::transport, self(), {}, "no memory to copy a tensor"};
 }
@@ -82,7 +90,7 @@ failure comm_fabric::bring_rest(comm_message& x) try {
   x.sources.clear();
   return {};
 } catch (const error& e) {
-  return e.cause();
+  return cause_on(self(), e);
 }
 
 failure comm_fabric::bring_in(comm_message& x) try {

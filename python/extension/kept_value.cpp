@@ -14,7 +14,7 @@ namespace smp::python {
 namespace {
 
 /// Larger contents are not copied only to see changes.
-constexpr Py_ssize_t looked_at_items = 1000;
+constexpr Py_ssize_t looked_at_items = 100'000;
 
 /// Larger tensors are copied when they are written.
 constexpr size_t copied_tensor_bytes = 1 << 20;
@@ -187,7 +187,7 @@ kept_value::kept_value(py::object x, purpose why, unsigned depth,
   auto* shared = is_object_ && why != purpose::look_at_shared
                    ? shared_entry(object_.ptr())
                    : nullptr;
-  is_shared_ = shared != nullptr;
+  is_shared_ = shared != nullptr && !shared->is_set;
   if (is_shared_ && (why == purpose::look || !shared->changes))
     return;
   auto where = is_object_ ? attributes_of(object_.ptr()) : object_;
@@ -270,6 +270,26 @@ bool kept_value::contents_differ(std::string& place) const {
   return false;
 }
 
+py::object kept_value::changed_settings() const {
+  if (!is_object_ || !items_)
+    return {};
+  py::dict result;
+  auto now = py::reinterpret_borrow<py::dict>(attributes_of(object_.ptr()));
+  for (auto [name, x] : now) {
+    auto* kept = PyDict_GetItem(items_.ptr(), name.ptr());
+    if (kept != nullptr && is_same(kept, x.ptr()))
+      continue;
+    if (!x.is_none() && !PyBool_Check(x.ptr()) && !PyUnicode_Check(x.ptr()))
+      return {};
+    result[name] = x;
+  }
+  std::string place;
+  auto others = std::ranges::any_of(
+    parts_, [&](auto& x) { return x.value.contents_differ(place); });
+  auto gone = PyObject_Size(now.ptr()) < count_;
+  return others || gone ? py::object{} : result;
+}
+
 void kept_value::put_back() const {
   if (copy_.defined()) {
     auto& t = THPVariable_Unpack(object_.ptr());
@@ -313,10 +333,14 @@ void note_shared_objects(const py::list& modules) {
     }
 }
 
-void note_changing_objects(const py::list& changing) {
-  for (auto& x : noted_shared)
-    x.changes = std::ranges::any_of(changing,
-                                    [&](auto y) { return y.is(x.object); });
+void note_changing_objects(const py::list& changing, const py::list& set) {
+  auto contains = [](const py::list& xs, const py::object& x) {
+    return std::ranges::any_of(xs, [&](auto y) { return y.is(x); });
+  };
+  for (auto& x : noted_shared) {
+    x.changes = contains(changing, x.object);
+    x.is_set = !x.changes && contains(set, x.object);
+  }
 }
 
 } // namespace smp::python

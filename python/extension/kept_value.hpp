@@ -42,6 +42,10 @@ public:
   /// does
   bool differs(PyObject* now, std::string& place) const;
 
+  /// Of an object: its attributes that differ, if all of these are settings
+  /// now: texts, flags or None. Else null.
+  py::object changed_settings() const;
+
   /// Gives the object the contents that it had; may be called again.
   void put_back() const;
 
@@ -84,11 +88,14 @@ struct shared_by_modules {
   py::object object;
   /// As far as is known: all of them, until a trace has seen it.
   bool changes = true;
+  /// Code was seen to set texts or flags of it, once: it is looked at.
+  bool is_set = false;
 };
 
 const std::vector<shared_by_modules>& shared_objects();
 
-/// Which of them change: the others are not copied from now on.
-void note_changing_objects(const py::list& changing);
+/// Which of them change, and which are only set: the others are not copied from
+/// now on.
+void note_changing_objects(const py::list& changing, const py::list& set);
 
 } // namespace smp::python

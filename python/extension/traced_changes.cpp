@@ -12,7 +12,7 @@ namespace {
 /// What traces have found since it was last taken. Outlives the interpreter.
 struct found_changes {
   py::list attributes; // pairs of a module and a name
-  py::list shared;     // objects of several modules
+  py::list shared;     // objects of several modules, and settings of them
   std::unordered_map<PyObject*, std::string> of_others; // by who changes them
   traced_frame* innermost = nullptr;
 };
@@ -88,12 +88,18 @@ void traced_frame::leave() {
 }
 
 void traced_frame::note(const watched& x, const std::string& what) {
-  auto text = x.attributes ? what + ", of a " + class_of(x.object) + " in it"
-                           : "sets '" + what.substr(1) + "' of a "
-                               + class_of(x.object) + " that others have, too";
-  found().of_others.emplace(module_.ptr(), text);
-  if (!x.attributes)
-    found().shared.append(x.object);
+  if (x.attributes) {
+    found().of_others.emplace(module_.ptr(),
+                              what + ", of a " + class_of(x.object) + " in it");
+    return;
+  }
+  auto settings = x.content->changed_settings();
+  found().shared.append(
+    py::make_tuple(x.object, settings ? settings : py::none()));
+  if (!settings)
+    found().of_others.emplace(module_.ptr(), "sets '" + what.substr(1)
+                                               + "' of a " + class_of(x.object)
+                                               + " that others have, too");
 }
 
 std::string traced_changes_by(const py::object& module) {

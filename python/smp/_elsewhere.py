@@ -99,25 +99,34 @@ def _holders(module, x):
     }
 
 
-def _keep_shared(model, objects):
+def _keep_shared(model, changed):
     """Of an object that several modules have and change, each rank would have its
-    own. On one rank, microbatches run one after the other."""
-    found = sum(allgather([_holders(model.module, x) for x in objects]), [])
+    own. On one rank, microbatches run one after the other. Texts and flags that
+    code sets, such as transformers' ``config.problem_type``, are set everywhere.
+    """
+
+    def held(holders):
+        path, name = next(iter(holders.items()))
+        return vars(model.module.get_submodule(path))[name]
+
+    mine = [(_holders(model.module, x), y) for x, y in changed]
+    found = sum(allgather(mine), [])
+    states = [holders for holders, settings in found if settings is None]
+    for holders, settings in found:
+        if settings is not None and holders not in states:
+            vars(held(holders)).update(settings)
     _core.note_changing_objects(
-        [
-            vars(model.module.get_submodule(path))[name]
-            for holders in found
-            for path, name in holders.items()
-        ]
+        [held(holders) for holders in states],
+        [held(holders) for holders, _ in found],
     )
-    if not found:
+    if not states:
         return
     model._core.run_serially()
-    mine = allgather(set(model.local_module_names()), CommGroup.PP_GROUP)
-    for holders in found:
+    local = allgather(set(model.local_module_names()), CommGroup.PP_GROUP)
+    for holders in states:
         ranks = [
             pp_rank
-            for pp_rank, names in enumerate(mine)
+            for pp_rank, names in enumerate(local)
             if not names.isdisjoint(holders)
         ]
         if len(ranks) < 2:

@@ -23,7 +23,7 @@ def is_same(x, y):
     """Tells whether nothing was drawn between two states."""
     (a, m), (b, n) = x, y
     return a == b and (
-        m is None or n is None or (m[2:] == n[2:] and (m[1] == n[1]).all())
+        m is None or n is None or _comparable(m) == _comparable(n)
     )
 
 

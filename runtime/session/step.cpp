@@ -21,11 +21,78 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace smp {
+
+namespace {
+
+/// The inputs of running steps, by address, and their slices. These have write
+/// counters of their own: code that writes into the slice of one microbatch
+/// must not seem to change what autograd keeps of another one.
+class sliced_inputs {
+public:
+  using slice = std::pair<at::Tensor, int64_t>; // and its counter at first
+
+  static sliced_inputs& get() {
+    static auto& result = *new sliced_inputs; // outlives all steps
+    return result;
+  }
+
+  void begin(const at::Tensor& x) {
+    std::lock_guard guard{mutex_};
+    ++inputs_[x.unsafeGetTensorImpl()].steps;
+  }
+
+  void end(const at::Tensor& x) {
+    std::lock_guard guard{mutex_};
+    auto i = inputs_.find(x.unsafeGetTensorImpl());
+    if (i != inputs_.end() && --i->second.steps == 0)
+      inputs_.erase(i);
+  }
+
+  /// @returns `part`, or the same with a counter of its own
+  at::Tensor add(const at::Tensor& x, const at::Tensor& part) {
+    std::lock_guard guard{mutex_};
+    auto i = inputs_.find(x.unsafeGetTensorImpl());
+    if (i == inputs_.end())
+      return part;
+    auto own = part.variable_data();
+    i->second.slices.emplace_back(own, own._version());
+    return own;
+  }
+
+  bool written(const at::Tensor& x) {
+    std::lock_guard guard{mutex_};
+    auto i = inputs_.find(x.unsafeGetTensorImpl());
+    return i != inputs_.end()
+           && std::ranges::any_of(i->second.slices, [](auto& y) {
+                return y.first._version() != y.second;
+              });
+  }
+
+private:
+  struct input {
+    size_t steps = 0;
+    std::vector<slice> slices = {};
+  };
+
+  std::mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, input> inputs_;
+};
+
+bool is_counted(const at::Tensor& x) {
+  return x.defined() && !x.is_inference();
+}
+
+} // namespace
 
 at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
                         int64_t axis) {
@@ -52,7 +119,8 @@ at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
   auto part = x.narrow(axis, static_cast<int64_t>(index) * length, length);
   if (auto* trace = tracer::current())
     return trace->input(part);
-  return part;
+  return is_counted(x) && !x.requires_grad() ? sliced_inputs::get().add(x, part)
+                                             : part;
 }
 
 void refuse_to_split(const std::type_info& type) {
@@ -240,14 +308,37 @@ void compare_samples(const packer& arguments, form_comparison& compared) {
     compared.run(arguments);
 }
 
-std::function<bool()> written_since(const std::vector<at::Tensor>& xs) {
+namespace {
+
+/// The inputs of one step, whose slices are counted as long as this lives.
+struct counted_inputs {
+  explicit counted_inputs(const std::vector<at::Tensor>& xs) {
+    for (auto& x : xs)
+      if (is_counted(x)) {
+        versions.emplace_back(x, x._version());
+        sliced_inputs::get().begin(x);
+      }
+  }
+
+  ~counted_inputs() {
+    for (auto& x : versions)
+      sliced_inputs::get().end(x.first);
+  }
+
+  counted_inputs(const counted_inputs&) = delete;
+  counted_inputs& operator=(const counted_inputs&) = delete;
+
   std::vector<std::pair<at::Tensor, int64_t>> versions;
-  for (auto& x : xs)
-    if (x.defined() && !x.is_inference())
-      versions.emplace_back(x, x._version());
-  return [versions = std::move(versions)] {
-    return std::ranges::any_of(
-      versions, [](auto& x) { return x.first._version() != x.second; });
+};
+
+} // namespace
+
+std::function<bool()> written_since(const std::vector<at::Tensor>& xs) {
+  return [inputs = std::make_shared<counted_inputs>(xs)] {
+    return std::ranges::any_of(inputs->versions, [](auto& x) {
+      return x.first._version() != x.second
+             || sliced_inputs::get().written(x.first);
+    });
   };
 }
 

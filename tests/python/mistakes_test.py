@@ -55,6 +55,20 @@ def an_exception_in_a_module():
     assert e.module == "h.0" and e.rank == 0, (e.module, e.rank, e)
 
 
+@case
+def a_module_that_forward_replaces():
+    class Replaces(Net):
+        def forward(self, x):
+            if isinstance(self.head, nn.Linear):
+                self.head = nn.Sequential(self.head)
+            return super().forward(x)
+
+    text = "forward puts another module at 'head'"
+    expect(
+        smp.Error, text, lambda: make_step(start_model(Replaces()))(samples(0))
+    )
+
+
 class Raises(torch.autograd.Function):
     boom = True
 

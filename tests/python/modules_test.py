@@ -409,6 +409,27 @@ def results_in_containers():
     assert found["loss"].stack().shape == (4,)
 
 
+@case
+def inputs_that_are_changed():
+    class Fills(Net):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(5, 32)
+
+        def forward(self, x, words):
+            words.masked_fill_(words == 3, 0)
+            return super().forward(x + self.words(words))
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch["x"], batch["words"]), batch["y"])
+
+    def batch(i):
+        result = samples(i)
+        return {**result, "words": result["y"].clone()}
+
+    compare(Fills(), batch, loss, pins={**HALVES, "words": 0})
+
+
 class Settings:
     def __init__(self, scale):
         self.scale = scale

@@ -251,6 +251,45 @@ def an_object_that_several_modules_keep():
     assert "one after the other" in model.order_text(), model.order_text()
 
 
+class Options:
+    def __init__(self):
+        self.kind = None
+        self.scale = 0.5
+
+
+class Body(Net):
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, x):
+        return super().forward(x) * self.options.scale
+
+
+class Decides(nn.Module):
+    """Writes into the options that its body has, too, as classifiers of
+    transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.options = Options()
+        self.body = Body(self.options)
+
+    def forward(self, x):
+        if self.options.kind is None:
+            self.options.kind = "one"
+        return self.body(x) * len(self.options.kind)
+
+
+@case
+def options_that_several_modules_have():
+    pins = {"body": 1}
+    net = Decides()
+    model = compare(net, samples, loss_of, pins=pins, anywhere=False)
+    assert net.options.kind == "one"  # on all ranks
+    assert not model.order_text(), model.order_text()
+
+
 @case
 def state_that_begins_late_in_what_is_computed_again():
     def train():

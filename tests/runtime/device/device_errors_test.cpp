@@ -171,7 +171,7 @@ TEST_CASE("a rank whose device fails while others send to it is named on all",
     }
   });
   for (auto& why : heard) {
-    CAPTURE(why.text);
+    CAPTURE(why.rank.value, why.text);
     CHECK(why.rank == rank_id{1});
     CHECK_THAT(why.text, ContainsSubstring("failed"));
   }
