@@ -1,4 +1,5 @@
-"""Attributes that a module changes as it runs, on ranks where it does not run."""
+"""What modules change as they run: attributes, on ranks where they do not run,
+and their modules."""
 
 import copy
 
@@ -162,3 +163,25 @@ def guard(model):
         owners.update(dict.fromkeys(here, pp_rank))
     others = {p: names for p, names in changed.items() if p not in mine}
     object.__setattr__(model, "_guard", Guard(model.module, others, owners))
+
+
+def children_of(module):
+    """The children of each module by its path."""
+    return {path: dict(x._modules) for path, x in module.named_modules()}
+
+
+def refuse_replaced(module, before):
+    """After a traced call: ``before`` is what ``children_of`` returned before."""
+    replaced = None
+    for path, x in list(module.named_modules()):
+        kept = before.get(path, x._modules)
+        for name in kept.keys() | x._modules.keys():
+            if kept.get(name) is not x._modules.get(name):
+                replaced = replaced or f"{path}.{name}".strip(".")
+        x._modules.update(kept)
+    if replaced:
+        raise Error(
+            f"forward puts another module at '{replaced}', which smp cannot "
+            "follow: let it choose between modules that it has, or do that before "
+            "smp.DistributedModel"
+        )

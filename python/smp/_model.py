@@ -63,13 +63,10 @@ class DistributedModel(torch.nn.Module):
         call = _core.TracedCall()
         try:
             _state.tracing = True
-            parts = {
-                path: dict(x._modules)
-                for path, x in self.module.named_modules()
-            }
+            parts = _elsewhere.children_of(self.module)
             while call.again():
                 _core.call_traced(self.module, *_fresh(args), **_fresh(kwargs))
-                _refuse_replaced(self.module, parts)
+                _elsewhere.refuse_replaced(self.module, parts)
             _state.tracing = False
             run = self._root or self.module
             return run(*args, **kwargs)
@@ -356,23 +353,6 @@ def whole_state(state, of):
 def is_tracing() -> bool:
     """Whether this rank runs the model for the first time, to measure it."""
     return _state.tracing
-
-
-def _refuse_replaced(module, before):
-    """``before``: the children of each module by its path."""
-    replaced = None
-    for path, x in list(module.named_modules()):
-        kept = before.get(path, x._modules)
-        for name in kept.keys() | x._modules.keys():
-            if kept.get(name) is not x._modules.get(name):
-                replaced = replaced or f"{path}.{name}".strip(".")
-        x._modules.update(kept)
-    if replaced:
-        raise Error(
-            f"forward puts another module at '{replaced}', which smp cannot "
-            "follow: let it choose between modules that it has, or do that before "
-            "smp.DistributedModel"
-        )
 
 
 def _alive():
