@@ -25,6 +25,7 @@ traced_model_call::traced_model_call() : tracer_(tracer::current()) {
     tracer_ = nullptr;
   if (!tracer_)
     return;
+  measured_ = !tracer_->counts();
   begin_ = clock::now();
   number_ = tracer_->times_.begin(std::nullopt);
 }
@@ -36,7 +37,7 @@ traced_model_call::~traced_model_call() {
   x.stack_.resize(1);
   x.times_.end(number_);
   x.times_.resize(number_ + 1);
-  x.pass_ = tracer::pass::all;
+  x.pass_ = measured_ ? tracer::pass::time : tracer::pass::all;
   for (size_t i = 0; i < best_.size(); ++i)
     x.repeated_[i] += best_[i];
   x.result_.repeated_seconds += std::accumulate(best_.begin(), best_.end(),
@@ -46,6 +47,10 @@ traced_model_call::~traced_model_call() {
 bool traced_model_call::next() {
   using pass = tracer::pass;
   auto& x = *tracer_;
+  if (measured_) {
+    x.pass_ = pass::none;
+    return false;
+  }
   if (passes_ > 0)
     end_pass();
   auto again = passes_ == 1

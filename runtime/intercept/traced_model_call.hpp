@@ -34,7 +34,8 @@ private:
   bool next();
   void end_pass();
 
-  tracer* tracer_; // null: no trace, or inside a traced call
+  tracer* tracer_;        // null: no trace, or inside a traced call
+  bool measured_ = false; // in an earlier run of the body
   size_t passes_ = 0;
   size_t stable_ = 0; // consecutive passes without notable speed-up
   clock::time_point begin_;

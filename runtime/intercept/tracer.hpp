@@ -45,7 +45,8 @@ struct trace_options {
 /// other state of modules is not. An exception of `body` ends the trace and is
 /// stored in the result.
 /// If there is no room on the GPU, all runs once more, on the host.
-/// @param body may be called twice
+/// @param body may be called several times: what it computes outside of the
+/// model is slow the first time
 /// @param stream random numbers of the microbatch
 /// @throws error (config) if it is to run on a GPU and there is none, and
 /// config errors of `body`: they affect everything that follows
@@ -150,6 +151,10 @@ private:
   void track_results(bool on);
   /// Undoes the changes of a pass to the model.
   void restore();
+  /// The forward phase is over: takes the times outside of repeated calls.
+  void end_run();
+  bool wants_body_again() const;
+  void time_body_again(const std::function<void()>& body);
 
   const walked_model& model_;
   trace_options options_;
@@ -157,7 +162,8 @@ private:
   std::vector<frame> stack_;
   trace_result result_;
   call_times times_;
-  std::vector<double> repeated_; // seconds of repeated calls, by module
+  std::vector<double> once_;     // the least seconds in other calls, by module
+  std::vector<double> repeated_; // seconds in repeated calls, by module
   uint64_t order_ = 0;
   bool unwinding_ = false;
   std::set<std::string> outside_; // types

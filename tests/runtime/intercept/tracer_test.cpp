@@ -381,7 +381,7 @@ TEST_CASE("only the forward part of a body runs for a trace",
   });
   CHECK(sums == std::array{32.0, 32.0});
   CHECK(left == 32);
-  CHECK(before == 4 + 1 + 4);
+  CHECK(before >= 4 + 1 + 4); // on a slow machine the trace repeats it
   CHECK(after == 4 + 4);
 }
 
@@ -465,6 +465,28 @@ struct two_kinds_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(two_kinds, two_kinds_impl);
 
 } // namespace
+
+TEST_CASE("what a body does once to get ready is not its time",
+          "[runtime][trace]") {
+  std::array<std::string, 2> texts; // by rank
+  auto world = automatic_world();
+  world.config.memory_weight = 0;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return two_kinds{}; })};
+    std::atomic<bool> first{true};
+    auto run = step([&](Tensor y) {
+      using clock = std::chrono::steady_clock;
+      auto wait = std::chrono::milliseconds{first.exchange(false) ? 100 : 0};
+      for (auto begin = clock::now(); clock::now() - begin < wait;)
+        ;
+      return model(y).sum();
+    });
+    run(torch::ones({4, 8}));
+    texts.at(s.rank()) = model.partition_text();
+  });
+  for (auto& text : texts)
+    CHECK_THAT(text, ContainsSubstring("largest load 5"));
+}
 
 TEST_CASE("a decision that errors of measured times would change says so",
           "[runtime][trace]") {
