@@ -1,7 +1,7 @@
 #include "python/extension/interpreter.hpp"
 
 #include "runtime/calls/backward_engine.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "transport/wait.hpp"
 
 #include <pthread.h>

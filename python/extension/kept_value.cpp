@@ -256,9 +256,10 @@ bool kept_value::contents_differ(std::string& place) const {
           return true;
         }
       }
+    } else if (items_ && !same_items(items_.ptr(), where.ptr())) {
+      return true;
     }
-    if (PyObject_Size(where.ptr()) != count_
-        || (items_ && !same_items(items_.ptr(), where.ptr())))
+    if (PyObject_Size(where.ptr()) != count_)
       return true;
   }
   for (auto& x : parts_)

@@ -3,7 +3,7 @@
 #include "python/extension/python_module.hpp"
 #include "python/extension/values.hpp"
 #include "runtime/deferred/delay_param_initialization.hpp"
-#include "runtime/intercept/traced_model_call.hpp"
+#include "runtime/intercept/trace/traced_model_call.hpp"
 #include "runtime/session/activation_checkpointing.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"

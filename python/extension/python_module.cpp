@@ -8,7 +8,7 @@
 #include "runtime/calls/caller.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/shared_call.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/model/model_map.hpp"
 #include "transport/error.hpp"

@@ -7,7 +7,7 @@
 #include "python/extension/values.hpp"
 #include "runtime/calls/caller.hpp"
 #include "runtime/execution/running_call.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "transport/error.hpp"
 
 #include <torch/csrc/utils/pybind.h>

@@ -4,7 +4,7 @@
 #include "runtime/calls/promised_call.hpp"
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_observer.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/utils/pybind.h>

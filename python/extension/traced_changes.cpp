@@ -1,6 +1,6 @@
 #include "python/extension/traced_changes.hpp"
 
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 
 #include <unordered_map>
 #include <utility>

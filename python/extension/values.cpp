@@ -1,6 +1,6 @@
 #include "python/extension/values.hpp"
 
-#include "runtime/intercept/trace_notes.hpp"
+#include "runtime/intercept/trace/trace_notes.hpp"
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>

@@ -174,10 +174,11 @@ def refuse_replaced(module, before):
     """After a traced call: ``before`` is what ``children_of`` returned before."""
     replaced = None
     for path, x in list(module.named_modules()):
-        kept = before.get(path, x._modules)
+        kept = before.get(path, dict(x._modules))
         for name in kept.keys() | x._modules.keys():
             if kept.get(name) is not x._modules.get(name):
                 replaced = replaced or f"{path}.{name}".strip(".")
+        x._modules.clear()
         x._modules.update(kept)
     if replaced:
         raise Error(

@@ -6,7 +6,7 @@
 #include "runtime/execution/running_call.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
-#include "runtime/intercept/trace_notes.hpp"
+#include "runtime/intercept/trace/trace_notes.hpp"
 #include "runtime/model/call_translation.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"

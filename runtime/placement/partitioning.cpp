@@ -13,7 +13,7 @@
 #include "runtime/device/rank_device.hpp"
 #include "runtime/intercept/hooks.hpp"
 #include "runtime/intercept/sequential.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/module_list.hpp"
 #include "runtime/model/script_walk.hpp"

@@ -10,7 +10,7 @@
 #include "runtime/execution/running_call.hpp"
 #include "runtime/files/file_io.hpp"
 #include "runtime/intercept/sequential.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/lazy/late_logits.hpp"
 #include "runtime/lazy/placeholder.hpp"

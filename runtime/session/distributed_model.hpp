@@ -1,7 +1,7 @@
 #pragma once
 
 #include "runtime/base/named_tensors.hpp"
-#include "runtime/intercept/traced_model_call.hpp"
+#include "runtime/intercept/trace/traced_model_call.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/replicas/comm_hook.hpp"
 #include "runtime/session/session.hpp"

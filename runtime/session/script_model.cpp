@@ -5,7 +5,7 @@
 #include "runtime/deferred/deferred_init.hpp"
 #include "runtime/deferred/deferred_script.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/placement/partitioning.hpp"
 #include "runtime/session/rank_runtime.hpp"
 

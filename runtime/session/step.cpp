@@ -5,7 +5,7 @@
 #include "runtime/collectives/tensor_collectives.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/execution/running_call.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/session/form_comparison.hpp"
 #include "runtime/session/groups.hpp"
 #include "runtime/session/rank_runtime.hpp"

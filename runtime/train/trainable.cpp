@@ -4,7 +4,7 @@
 #include "runtime/base/out_of_memory.hpp"
 #include "runtime/deferred/delay_param_initialization.hpp"
 #include "runtime/intercept/sequential.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/train/models/builtin.hpp"
 #include "runtime/train/models/synthetic.hpp"

@@ -63,10 +63,16 @@ def a_module_that_forward_replaces():
                 self.head = nn.Sequential(self.head)
             return super().forward(x)
 
-    text = "forward puts another module at 'head'"
-    expect(
-        smp.Error, text, lambda: make_step(start_model(Replaces()))(samples(0))
-    )
+    class Adds(Net):
+        def forward(self, x):
+            self.scale = nn.Linear(1, 1)
+            return super().forward(x)
+
+    for net, place in (Replaces(), "head"), (Adds(), "scale"):
+        text = f"forward puts another module at '{place}'"
+        model = start_model(net)
+        expect(smp.Error, text, lambda: make_step(model)(samples(0)))
+        del model
 
 
 class Raises(torch.autograd.Function):

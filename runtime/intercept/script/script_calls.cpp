@@ -9,7 +9,7 @@
 #include "runtime/intercept/script/script_values.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/intercept/submodule.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/model/call_translation.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/model/traced_code.hpp"

@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/model/module_walk.hpp"
 
 #include <ATen/ATen.h>

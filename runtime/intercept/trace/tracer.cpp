@@ -1,11 +1,10 @@
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 
-#include "runtime/base/copied_on_write.hpp"
 #include "runtime/base/out_of_memory.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/base/script_error_text.hpp"
-#include "runtime/intercept/retry_on_gpu.hpp"
-#include "runtime/model/module_facts.hpp"
+#include "runtime/intercept/trace/retry_on_gpu.hpp"
+#include "runtime/intercept/trace/state_before_trace.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
 
@@ -167,117 +166,6 @@ struct tracer::memory_meter {
   std::vector<block> blocks;
 };
 
-// -- state of the model -------------------------------------------------------
-
-/// The state of the model and the generators before the trace.
-struct tracer::saved_state {
-  struct saved_tensor {
-    at::Tensor tensor;
-    at::Tensor copy;
-    uint32_t position = 0;                // in the walk
-    bool has_version = true;              // that writes change
-    std::optional<uint32_t> same_at = {}; // version with the content of `copy`
-  };
-
-  saved_state(const walked_model& model, random_stream x,
-              const trace_options& options)
-    : mine(std::move(x)), stream(mine) {
-    at::NoGradGuard no_grad;
-    for (uint32_t i = 0; i < model.tensors.size(); ++i) {
-      auto& x = model.tensors[i];
-      if (!x.tensor.defined() || !x.tensor.has_storage())
-        continue;
-      auto written = x.is_buffer || x.is_attribute;
-      tensors.push_back({x.tensor, copy_of(x.tensor, written), i,
-                         !written && !x.tensor.is_inference()});
-    }
-    for (uint32_t i = 0; i < model.modules.size(); ++i)
-      if (auto x = model.modules[i].facts->keep_attributes())
-        attributes.push_back({i, std::move(x)});
-    if (auto* x = watched_generators())
-      language = x->now();
-    mine.swap_with_default();
-    if (!options.device.is_cpu()) {
-      gpu_generator = at::globalContext().defaultGenerator(options.device);
-      gpu_stream = gpu_generator.get_state();
-    }
-  }
-
-  ~saved_state() {
-    try {
-      restore();
-    } catch (const std::exception&) {
-      // The error that ended the trace tells more.
-    }
-    mine.swap_with_default();
-  }
-
-  /// Undoes what a pass did.
-  void restore() {
-    at::NoGradGuard no_grad;
-    for (auto& x : tensors) {
-      // A mask may grow with its input.
-      auto remade = x.tensor.sizes() != x.copy.sizes()
-                    || x.tensor.scalar_type() != x.copy.scalar_type();
-      if (!remade && is_same(x))
-        continue;
-      changed.insert(x.position);
-      if (remade)
-        x.tensor.set_data(x.copy.to(x.tensor.device(), false, true));
-      else
-        x.tensor.copy_(x.copy);
-    }
-    for (auto& [module, kept] : attributes)
-      if (auto what = kept->changes(); !what.empty())
-        stateful.emplace(module, std::move(what));
-    for (auto& [module, kept] : attributes)
-      kept->put_back(nullptr);
-    if (auto* x = watched_generators())
-      x->end_trace(language);
-    auto again = stream;
-    again.swap_with_default();
-    if (gpu_stream.defined())
-      gpu_generator.set_state(gpu_stream);
-  }
-
-  static bool is_same(saved_tensor& x) {
-    if (x.tensor.device() == x.copy.device())
-      // A copy-on-write tensor without writes still shares its bytes.
-      return x.tensor.const_data_ptr() == x.copy.const_data_ptr()
-             || at::equal(x.tensor, x.copy);
-    // From a device it takes a copy, so one that was the same is asked for its
-    // version only.
-    if (x.has_version && x.same_at == x.tensor._version())
-      return true;
-    if (!at::equal(x.tensor.to(x.copy.device()), x.copy))
-      return false;
-    if (x.has_version)
-      x.same_at = x.tensor._version();
-    return true;
-  }
-
-  /// Parameters are rarely written and may fill the memory, so they are copied
-  /// on write. Batch norm writes its buffers in a way that no version counter
-  /// shows.
-  static at::Tensor copy_of(const at::Tensor& x, bool written) {
-    auto result = written ? at::Tensor{} : copied_on_write(x);
-    return result.defined() ? result : x.detach().clone();
-  }
-
-  std::vector<saved_tensor> tensors;
-  std::set<uint32_t> changed; // tensors that any pass changed, by position
-  /// By position of the module, and which modules changed some.
-  std::vector<std::pair<uint32_t, std::unique_ptr<kept_attributes>>> attributes;
-  std::map<uint32_t, std::string> stateful;
-  /// The microbatch's stream while the trace is not running, the process's
-  /// while it is.
-  random_stream mine;
-  const random_stream stream; // of the microbatch, at its begin
-  language_generators::state language;
-  at::Generator gpu_generator;
-  at::Tensor gpu_stream;
-};
-
 // -- tracer -------------------------------------------------------------------
 
 tracer::tracer(const walked_model& model, const trace_options& options,
@@ -287,7 +175,8 @@ tracer::tracer(const walked_model& model, const trace_options& options,
     times_(place_of(options)),
     once_(model.modules.size(), std::numeric_limits<double>::infinity()),
     repeated_(model.modules.size()),
-    saved_(std::make_unique<saved_state>(model, std::move(stream), options)) {
+    saved_(std::make_unique<state_before_trace>(model, std::move(stream),
+                                                options.device)) {
   result_.modules.resize(model.modules.size());
   result_.times = options.times;
   result_.memory = options.memory;
@@ -586,8 +475,8 @@ trace_result trace_once(const walked_model& model, const trace_options& options,
     x.end_run();
   auto result = std::move(x.result_);
   result.on_gpu = options.gpu;
-  result.changed = x.saved_->changed;
-  result.stateful = x.saved_->stateful;
+  result.changed = x.saved_->changed();
+  result.stateful = x.saved_->stateful();
   result.failure = failure;
   return result;
 }

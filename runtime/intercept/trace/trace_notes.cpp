@@ -1,7 +1,7 @@
-#include "runtime/intercept/trace_notes.hpp"
+#include "runtime/intercept/trace/trace_notes.hpp"
 
 #include "runtime/base/print_stderr.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 #include "runtime/model/module_type.hpp"
 #include "runtime/model/module_walk.hpp"
 

@@ -1,6 +1,6 @@
-#include "runtime/intercept/traced_model_call.hpp"
+#include "runtime/intercept/trace/traced_model_call.hpp"
 
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/trace/tracer.hpp"
 
 #include <algorithm>
 #include <chrono>

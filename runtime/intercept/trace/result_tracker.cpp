@@ -1,4 +1,4 @@
-#include "runtime/intercept/result_tracker.hpp"
+#include "runtime/intercept/trace/result_tracker.hpp"
 
 #include "runtime/base/here.hpp"
 

@@ -7,8 +7,8 @@
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/intercept/call_times.hpp"
-#include "runtime/intercept/result_tracker.hpp"
+#include "runtime/intercept/trace/call_times.hpp"
+#include "runtime/intercept/trace/result_tracker.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -28,6 +28,7 @@ class Module;
 
 namespace smp {
 
+class state_before_trace;
 struct walked_model;
 
 /// What to trace, see `smp.trace_*`.
@@ -80,7 +81,7 @@ public:
   /// @returns a copy of an input of the step: the body may change it.
   at::Tensor input(const at::Tensor& x) const;
 
-  // See runtime/intercept/trace_notes.hpp.
+  // See runtime/intercept/trace/trace_notes.hpp.
   void note_outside_call(const torch::nn::Module& x);
   void note_unsendable(const error& why);
 
@@ -88,7 +89,7 @@ public:
     return !options_.gpu && !options_.device.is_cpu();
   }
 
-  /// See runtime/intercept/retry_on_gpu.hpp.
+  /// See runtime/intercept/trace/retry_on_gpu.hpp.
   std::vector<at::Tensor>
   retry_on_gpu(torch::nn::Module& module, const std::vector<at::Tensor>& xs,
                const std::function<
@@ -134,7 +135,6 @@ private:
     passed_tensors arguments;
   };
 
-  struct saved_state;
   struct memory_meter;
 
   tracer(const walked_model& model, const trace_options& options,
@@ -169,7 +169,7 @@ private:
   std::set<std::string> outside_; // types
   std::unique_ptr<memory_meter> memory_;
   std::unique_ptr<result_tracker> tracker_;
-  std::unique_ptr<saved_state> saved_;
+  std::unique_ptr<state_before_trace> saved_;
 };
 
 } // namespace smp

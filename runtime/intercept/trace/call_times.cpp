@@ -1,4 +1,4 @@
-#include "runtime/intercept/call_times.hpp"
+#include "runtime/intercept/trace/call_times.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
