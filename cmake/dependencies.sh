@@ -52,6 +52,11 @@ ucx_wheels=("libucx-cu13==$ucx_version")
 python_packages=$root/python/requirements.txt
 python_prefix=$deps/python-$(sha256sum <"$python_packages" | cut -c1-12)
 
+# The next major version of transformers, for tests: goes before those in
+# PYTHONPATH.
+next_packages=$root/python/next_transformers.txt
+next_prefix=$deps/next-transformers-$(sha256sum <"$next_packages" | cut -c1-12)
+
 # Paths below a Debian mirror's root, and what must be found there.
 caf_source=pool/main/a/actor-framework/actor-framework_$caf_version.orig.tar.gz
 caf_sha256=d5c3abe8fd67a729aab1baeece10367637d903ba335f4c79378bcadfbcd34552
@@ -365,6 +370,18 @@ install_python() {
   rm -rf "$to/tmp"
 }
 
+install_next_transformers() {
+  local to=$1 log=$2 python
+  python=$(python_with_pip)
+  mkdir -p "$to/tmp"
+  step "installing python/next_transformers.txt" "$log" \
+    "check pip's index settings, and run again" \
+    env TMPDIR="$to/tmp" "$python" -m pip --disable-pip-version-check \
+    install --target "$to/packages" --no-deps --no-cache-dir \
+    --only-binary=:all: --progress-bar off -r "$next_packages"
+  rm -rf "$to/tmp"
+}
+
 # Prints the Debian packages that the environment and extensions for it need.
 packages_for_python() {
   local python
@@ -384,6 +401,14 @@ begin_python() {
   begin "$python_prefix" \
     "Python with PyTorch, transformers, torchvision and timm (2.5 GB download, some minutes on a slow line)" \
     7000 install_python
+}
+
+# begin_next_transformers: beside the environment, for tests.
+begin_next_transformers() {
+  [[ -z ${SMP_PYTHON:-} && $preset == release ]] || return 0
+  begin "$next_prefix" "the next major version of transformers (30 MB download)" \
+    250 install_next_transformers
+  export SMP_NEXT_TRANSFORMERS=$next_prefix/packages
 }
 
 # -- installing them -----------------------------------------------------------
