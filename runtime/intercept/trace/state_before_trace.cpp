@@ -7,6 +7,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 
+#include <exception>
+
 namespace smp {
 
 state_before_trace::state_before_trace(const walked_model& model,

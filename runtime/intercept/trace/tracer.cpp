@@ -11,7 +11,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/record_function.h>
@@ -412,12 +411,16 @@ std::string run_until_backward(const std::function<void()>& body) {
 
 } // namespace
 
-void tracer::end_run() {
+std::vector<double> tracer::end_run() {
   stack_.resize(1);
   leave();
   restore();
-  auto seconds = times_.seconds(once_.size(), 0);
+  auto result = times_.seconds(once_.size(), 0);
   times_.resize(0);
+  return result;
+}
+
+void tracer::take_fastest(const std::vector<double>& seconds) {
   for (size_t i = 0; i < once_.size(); ++i) {
     once_[i] = std::min(once_[i], seconds[i]);
     result_.modules[i].seconds = once_[i] + repeated_[i];
@@ -438,9 +441,10 @@ void tracer::time_body_again(const std::function<void()>& body) {
   for (size_t i = 0; i < body_repeats && wants_body_again(); ++i) {
     enter(module_id{0});
     auto failed = !run_until_backward(body).empty();
-    end_run();
-    if (failed)
+    auto seconds = end_run();
+    if (failed) // it did less than the first
       return;
+    take_fastest(seconds);
   }
 }
 
@@ -465,14 +469,13 @@ trace_result trace_once(const walked_model& model, const trace_options& options,
       body();
     });
     if (failure.empty()) {
-      x.end_run();
+      x.take_fastest(x.end_run());
       x.time_body_again(body);
+      x.result_.failed.reset();
     }
   }
-  if (failure.empty())
-    x.result_.failed.reset();
-  else
-    x.end_run();
+  if (!failure.empty())
+    x.take_fastest(x.end_run());
   auto result = std::move(x.result_);
   result.on_gpu = options.gpu;
   result.changed = x.saved_->changed();

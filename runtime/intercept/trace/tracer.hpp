@@ -151,8 +151,10 @@ private:
   void track_results(bool on);
   /// Undoes the changes of a pass to the model.
   void restore();
-  /// The forward phase is over: takes the times outside of repeated calls.
-  void end_run();
+  /// The forward phase is over, or has failed.
+  /// @returns seconds outside of repeated calls, by module
+  std::vector<double> end_run();
+  void take_fastest(const std::vector<double>& seconds);
   bool wants_body_again() const;
   void time_body_again(const std::function<void()>& body);
 

@@ -6,11 +6,14 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <stdexcept>
 
-// What a trace makes of buffers that a module does not only write to.
+// What a trace makes of buffers that a module does not only write to, and of a
+// body that fails when it runs again.
 
 using namespace smp;
 
@@ -34,4 +37,26 @@ TEST_CASE("a trace puts back sizes and types of buffers as well",
   CHECK(scale.scalar_type() == at::kFloat);
   CHECK(at::equal(scale, at::full({2}, 0.5)));
   CHECK(at::equal(still, at::ones({2})));
+}
+
+TEST_CASE("a body that fails when a trace repeats it keeps its first times",
+          "[runtime][trace]") {
+  using clock = std::chrono::steady_clock;
+  auto module = std::make_shared<torch::nn::Module>();
+  auto sum = module->register_buffer("sum", at::zeros({2}));
+  auto model = walk(*module);
+  int runs = 0;
+  auto found = trace_forward(model, {}, random_stream{1}, [&] {
+    sum.add_(1);
+    if (++runs > 1)
+      throw std::runtime_error{"its data have ended"};
+    auto end = clock::now() + std::chrono::milliseconds{20};
+    while (clock::now() < end)
+      ;
+  });
+  CHECK(runs == 2);
+  CHECK(found.failure == "");
+  CHECK_FALSE(found.failed);
+  CHECK(found.modules.at(0).seconds >= 0.02);
+  CHECK(at::equal(sum, at::zeros({2})));
 }
