@@ -355,31 +355,30 @@ install_catch2() {
   rm -f "$to/catch2.deb"
 }
 
-# All packages are pinned there, so pip has nothing to resolve.
-install_python() {
-  local to=$1 log=$2 python loading=1
-  python=$(python_with_pip)
-  step "making a Python environment" "$log" "read the log's last lines" \
-    "$python" -m venv --without-pip "$to"
+# install_packages TO LOG PACKAGES ARG...: `pip ARG...` of a file of python/. All
+# packages are pinned there, so pip has nothing to resolve.
+install_packages() {
+  local to=$1 log=$2 packages=$3 loading=1
+  shift 3
   mkdir -p "$to/tmp"
-  step "installing python/requirements.txt" "$log" \
+  step "installing python/${packages##*/}" "$log" \
     "check pip's index settings and that 'python3 --version' says 3.11 or later, and run again" \
-    env TMPDIR="$to/tmp" "$python" -m pip --disable-pip-version-check \
-    --python "$to/bin/python" install --no-deps --no-cache-dir \
-    --only-binary=:all: --progress-bar off -r "$python_packages"
+    env TMPDIR="$to/tmp" "$(python_with_pip)" -m pip \
+    --disable-pip-version-check "$@" --no-deps --no-cache-dir \
+    --only-binary=:all: --progress-bar off -r "$packages"
   rm -rf "$to/tmp"
 }
 
+install_python() {
+  local to=$1 log=$2
+  step "making a Python environment" "$log" "read the log's last lines" \
+    "$(python_with_pip)" -m venv --without-pip "$to"
+  install_packages "$to" "$log" "$python_packages" \
+    --python "$to/bin/python" install
+}
+
 install_next_transformers() {
-  local to=$1 log=$2 python
-  python=$(python_with_pip)
-  mkdir -p "$to/tmp"
-  step "installing python/next_transformers.txt" "$log" \
-    "check pip's index settings, and run again" \
-    env TMPDIR="$to/tmp" "$python" -m pip --disable-pip-version-check \
-    install --target "$to/packages" --no-deps --no-cache-dir \
-    --only-binary=:all: --progress-bar off -r "$next_packages"
-  rm -rf "$to/tmp"
+  install_packages "$1" "$2" "$next_packages" install --target "$1/packages"
 }
 
 # Prints the Debian packages that the environment and extensions for it need.
@@ -393,9 +392,11 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 END
 }
 
+makes_python() { [[ -z ${SMP_PYTHON:-} && $preset == release ]]; }
+
 # begin_python: beside what else is missing.
 begin_python() {
-  [[ -z ${SMP_PYTHON:-} && $preset == release ]] || return 0
+  makes_python || return 0
   # shellcheck disable=SC2046 # one word each
   complete "$python_prefix" || system_packages $(packages_for_python)
   begin "$python_prefix" \
@@ -405,7 +406,7 @@ begin_python() {
 
 # begin_next_transformers: beside the environment, for tests.
 begin_next_transformers() {
-  [[ -z ${SMP_PYTHON:-} && $preset == release ]] || return 0
+  makes_python || return 0
   begin "$next_prefix" "the next major version of transformers (30 MB download)" \
     250 install_next_transformers
   export SMP_NEXT_TRANSFORMERS=$next_prefix/packages

@@ -270,7 +270,7 @@ run_test() {
       ;;
   esac
   begin_python
-  begin_next_transformers
+  [[ $which == quick || $which == changed ]] || begin_next_transformers
   if (($#)) && [[ $which == quarter ]]; then # who names tests wants these
     build_targets all
     system_packages "${test_packages[@]}"
