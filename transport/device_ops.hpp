@@ -58,6 +58,11 @@ public:
     return false;
   }
 
+  /// Tells whether the device of this rank has failed.
+  virtual bool failed() const {
+    return false;
+  }
+
   /// Makes memory of the device of this rank, an allocation of its own.
   /// @returns none if the device shares none, or has not that much
   virtual shared_memory share(uint64_t size);

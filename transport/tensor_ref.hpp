@@ -1,5 +1,7 @@
 #pragma once
 
+#include "transport/error.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +55,9 @@ struct tensor_ref : tensor_meta {
   /// The bytes do not travel: `data` says where the sender's device has them
   /// for the receiver's (actors/comm/device_arenas.hpp).
   bool lent = false;
+  /// Why the receiver could not place it on a device, so that nobody can read
+  /// it; null: it could, or has no such device.
+  std::shared_ptr<const failure> unplaced = {};
 };
 
 /// Tells whether a tensor of `sizes` with these strides is dense: its elements

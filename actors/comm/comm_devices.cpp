@@ -14,21 +14,26 @@ namespace {
 /// For messages whose device has failed, while some wait for one.
 constexpr std::chrono::milliseconds between_looks{1000};
 
+const std::string which_has_failed
+  = ", which has failed (smp.wait_for_device = true names the module)";
+
 std::string device_name(device_ref x) {
   return x == device_ref{}
            ? "host memory"
            : "device " + std::to_string(x.type) + ":" + std::to_string(x.index);
 }
 
-/// What copies to and from a device fail with names no rank.
-failure cause_on(rank_id here, const error& e) {
+} // namespace
+
+failure comm_fabric::why_not_copied(const error& e, rank_id other) const {
   auto result = e.cause();
+  auto mine = devices_->failed();
   if (result.rank == no_rank)
-    result.rank = here;
+    result.rank = mine ? self() : other;
+  if (mine)
+    result.text += which_has_failed;
   return result;
 }
-
-} // namespace
 
 void comm_fabric::turn(comm_stage to, comm_message_ptr x) {
   hand_over_(to, std::move(x), std::chrono::milliseconds{0});
@@ -78,7 +83,7 @@ failure comm_fabric::bring_out(comm_message& x) try {
     host_copies_.add(source, tensors[i]);
   return {};
 } catch (const error& e) {
-  return cause_on(self(), e);
+  return why_not_copied(e, self());
 } catch (const std::bad_alloc&) {
   return {error_code::transport, self(), {}, "no memory to copy a tensor"};
 }
@@ -90,7 +95,7 @@ failure comm_fabric::bring_rest(comm_message& x) try {
   x.sources.clear();
   return {};
 } catch (const error& e) {
-  return cause_on(self(), e);
+  return why_not_copied(e, self());
 }
 
 failure comm_fabric::bring_in(comm_message& x) try {
@@ -102,7 +107,7 @@ failure comm_fabric::bring_in(comm_message& x) try {
       t = std::move(there.tensor);
       borrowed_bytes_ += t.nbytes;
     }
-    if (auto copy = copy_of(t))
+    if (auto copy = copy_of(t, x.peer))
       x.sources.push_back(std::exchange(t, std::move(*copy)));
   }
   return {};
@@ -112,10 +117,10 @@ failure comm_fabric::bring_in(comm_message& x) try {
   return why;
 }
 
-std::optional<tensor_ref> comm_fabric::copy_of(const tensor_ref& x) {
+std::optional<tensor_ref> comm_fabric::copy_of(tensor_ref& x, rank_id sender) {
   auto where = x.home == device_ref{} ? std::nullopt : devices_->here(x.home);
   if (where) {
-    auto result = copy_to(x, *where);
+    auto result = copy_to(x, *where, sender);
     if (result) {
       result->home = {};
       return result;
@@ -123,22 +128,29 @@ std::optional<tensor_ref> comm_fabric::copy_of(const tensor_ref& x) {
   }
   if (x.device != device_ref{}
       || (receive_arena_ && receive_arena_->contains(x.data)))
-    return copy_to(x, {});
+    return copy_to(x, {}, sender);
   return std::nullopt;
 }
 
-std::optional<tensor_ref> comm_fabric::copy_to(const tensor_ref& x,
-                                               device_ref where) {
+std::optional<tensor_ref> comm_fabric::copy_to(tensor_ref& x, device_ref where,
+                                               rank_id sender) {
   auto on_host = x.device == device_ref{} && where == device_ref{};
+  failure why{error_code::user_code, self(), {}, "it has no room"};
   try {
     return devices_->copy(
       x, on_host ? pool_.take(x.nbytes) : devices_->allocate(where, x.nbytes),
       where);
   } catch (const std::bad_alloc&) {
-    return std::nullopt;
-  } catch (const error&) {
-    return std::nullopt;
+    // nop
+  } catch (const error& e) {
+    why = why_not_copied(e, sender);
   }
+  if (where != device_ref{}) {
+    why.text = "a received tensor of " + std::to_string(x.nbytes)
+               + " bytes could not be copied to the device: " + why.text;
+    x.unplaced = std::make_shared<failure>(std::move(why));
+  }
+  return std::nullopt;
 }
 
 void comm_fabric::take_back(rank_id by, const message& x) try {
@@ -186,8 +198,7 @@ void comm_fabric::give_up(comm_message& x, size_t tensor, bool failed) {
               + (outgoing ? "to" : "from") + " rank "
               + std::to_string(x.peer.value) + ", of "
               + device_name(t.home == device_ref{} ? t.device : t.home)
-              + (failed ? ", which has failed (smp.wait_for_device = true "
-                          "names the module)"
+              + (failed ? which_has_failed
                         : ", is not ready after "
                             + std::to_string(device_patience_.count()) + " ms");
   // The device may still write there.

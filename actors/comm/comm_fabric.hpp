@@ -217,12 +217,16 @@ private:
   /// Starts to copy what belongs on a device, or leaves a crowded arena.
   /// @returns what its sender did wrong, or an empty failure
   failure bring_in(comm_message& x);
-  /// @returns where `x` is copied to; nothing: it stays where it is, and if its
-  /// `home` says that it belongs on a device, nobody can read it
-  std::optional<tensor_ref> copy_of(const tensor_ref& x);
-  /// @returns nothing if there is no memory, or if the device of this rank has
-  /// failed, for which nobody else is to blame
-  std::optional<tensor_ref> copy_to(const tensor_ref& x, device_ref where);
+  /// @returns where `x` of that sender is copied to; nothing: it stays where it
+  /// is, and if its `home` says that it belongs on a device, nobody can read it
+  std::optional<tensor_ref> copy_of(tensor_ref& x, rank_id sender);
+  /// @returns nothing if there is no memory, or if a device has failed. For the
+  /// one of this rank the sender is not to blame.
+  std::optional<tensor_ref> copy_to(tensor_ref& x, device_ref where,
+                                    rank_id sender);
+  /// Of a copy that a device did not begin: the one of this rank if it has
+  /// failed, else that of `other`.
+  failure why_not_copied(const error& e, rank_id other) const;
   void take_back(rank_id by, const message& x);
   /// @returns whether `x` goes on later, at `at`
   bool awaits_device(comm_stage at, const comm_message_ptr& x);

@@ -28,6 +28,10 @@ public:
                 c10::Stream compute, const device_lane& out,
                 const device_lane& in, const device_lane& sums);
 
+  bool failed() const override {
+    return failure_of(out_.watch).has_value();
+  }
+
   /// At most a sixteenth of the device.
   shared_memory share(uint64_t size) override;
 

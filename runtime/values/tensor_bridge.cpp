@@ -88,35 +88,16 @@ at::Tensor without_gaps(const at::Tensor& x, bool snapshot) {
   throw error(error_code::protocol, "received tensor: " + what);
 }
 
-/// A device that has failed takes no tensor either, and says why.
-void refuse_failed_device() {
-  auto device = rank_context::current_device();
-  if (device.is_cpu())
-    return;
-  try {
-    c10::impl::VirtualGuardImpl guard{device.type()};
-    static_cast<void>(guard.queryStream(guard.getStream(device)));
-  } catch (const c10::Error& e) {
-    throw error{error_code::user_code,
-                std::string{"the device: "} + e.what_without_backtrace()};
-  }
-}
-
 /// @returns the dtype of `x` after checking that its parts fit together.
 c10::ScalarType checked_dtype(const tensor_ref& x) {
+  if (x.unplaced)
+    throw error{*x.unplaced};
   // In host memory, but of a device that this rank does not have.
   auto where = x.home == device_ref{} ? x.device : x.home;
   auto type = static_cast<c10::DeviceType>(where.type);
   auto known = type == c10::kCPU || c10::impl::hasDeviceGuardImpl(type);
-  if (!known)
+  if (!known || x.home != device_ref{})
     refuse("a tensor on device type " + std::to_string(where.type));
-  if (x.home != device_ref{}) {
-    refuse_failed_device();
-    throw error{error_code::user_code,
-                "a received tensor of " + std::to_string(x.nbytes)
-                  + " bytes could not be copied to the device: it has no room, "
-                    "or has failed"};
-  }
   auto dtype = static_cast<c10::ScalarType>(x.dtype);
   uint64_t bytes = x.dtype < c10::NumScalarTypes ? element_size(dtype)
                                                  : uint64_t{0};

@@ -46,7 +46,7 @@ tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot);
 /// may use the memory. What the calling thread launches from now on waits for
 /// its bytes.
 /// @throws error (protocol) if dtype, shape, strides and size do not fit
-///         together
+///         together; `tensor_ref::unplaced`
 at::Tensor to_tensor(const tensor_ref& x);
 
 } // namespace smp

@@ -119,6 +119,17 @@ std::vector<std::byte> image_with(std::byte* memory,
   return result;
 }
 
+/// A thread that the machine stops in the middle of an event may go on when
+/// others have filled the ring: two threads may want the same slot.
+/// @returns whether the caller may write it, as event of that `stamp`; else
+/// another thread writes it, or a later event has it
+bool claim(slot& x, uint64_t stamp) noexcept {
+  auto before = shared(x.stamp).load(std::memory_order_relaxed);
+  return before % 2 == 0 && before < stamp
+         && shared(x.stamp).compare_exchange_strong(
+           before, stamp, std::memory_order_acquire, std::memory_order_relaxed);
+}
+
 /// @returns whether `to` got a complete event
 bool copy(slot& from, slot& to) noexcept {
   auto before = shared(from.stamp).load(std::memory_order_acquire);
@@ -190,12 +201,13 @@ void flight_record::note(flight_event x) noexcept {
   auto& head = header_of(memory_.get());
   auto i = shared(head.next).fetch_add(1, std::memory_order_relaxed);
   auto& to = slots_of(memory_.get())[i % capacity];
-  auto words = words_of(x);
-  shared(to.stamp).store(2 * i + 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  for (size_t k = 0; k < words_of_event; ++k)
-    shared(to.words[k]).store(words[k], std::memory_order_relaxed);
-  shared(to.stamp).store(2 * i + 2, std::memory_order_release);
+  if (claim(to, 2 * i + 1)) {
+    auto words = words_of(x);
+    std::atomic_thread_fence(std::memory_order_release);
+    for (size_t k = 0; k < words_of_event; ++k)
+      shared(to.words[k]).store(words[k], std::memory_order_relaxed);
+    shared(to.stamp).store(2 * i + 2, std::memory_order_release);
+  }
   if (tracing())
     add_to_traces(x);
 }

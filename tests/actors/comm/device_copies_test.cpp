@@ -16,6 +16,7 @@
 
 using namespace smp;
 using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
@@ -285,8 +286,26 @@ TEST_CASE("a rank whose device has failed blames no sender",
   REQUIRE(w.heard(0).wait_messages(1));
   auto got = w.heard(1).take_messages()[0].second.body.tensors;
   CHECK(got[0].home == device_ref{simulated_device::type, 0});
+  REQUIRE(got[0].unplaced);
+  CHECK(got[0].unplaced->rank == rank_id{1});
+  CHECK_THAT(got[0].unplaced->text,
+             ContainsSubstring("70000 bytes could not be copied")
+               && ContainsSubstring("a kernel has failed")
+               && ContainsSubstring("smp.wait_for_device = true"));
   CHECK(same_bytes(got[1], pattern(10, 2)));
   CHECK(w.heard(1).losses().empty());
+}
+
+TEST_CASE("what the device of its sender does not give names the sender",
+          "[actors][comm][device]") {
+  two_devices d{way_of(comm_rule::device_path, true)};
+  comm_world w{"loopback", d.options};
+  d.all[1]->refuse({simulated_device::type, 0});
+  w.at(0).send(rank_id{1}, make_message("x", {d.make(70000, 1)}), {});
+  REQUIRE(w.heard(1).wait_messages(1));
+  auto got = w.heard(1).take_messages()[0].second.body.tensors[0];
+  REQUIRE(got.unplaced);
+  CHECK(got.unplaced->rank == rank_id{0});
 }
 
 TEST_CASE("a stop does not wait for a device", "[actors][comm][device]") {

@@ -115,6 +115,10 @@ public:
     return reach_.rdma;
   }
 
+  bool failed() const override {
+    return failed_;
+  }
+
   shared_memory share(uint64_t size) override {
     if (!reach_.peers)
       return {};
@@ -157,7 +161,7 @@ public:
                   device_ref where) override {
     if (from.device == device_ref{} && where == device_ref{})
       return host_ops{}.copy(from, std::move(to), where);
-    if (failed_)
+    if (failed_ || refused_ == from.device)
       throw error{error_code::transport, "the device: a kernel has failed"};
     ++copies_;
     auto result = from;
@@ -179,6 +183,11 @@ public:
   /// From now on it does nothing any more, as whoever uses it is told.
   void fail() {
     failed_ = true;
+  }
+
+  /// From now on copies from that device fail.
+  void refuse(device_ref from) {
+    refused_ = from;
   }
 
   /// Those that were begun.
@@ -299,6 +308,7 @@ private:
   std::shared_ptr<event::state> shared_ = std::make_shared<event::state>();
   std::map<int16_t, std::shared_ptr<memory>> opened_;
   std::atomic<bool> failed_ = false;
+  std::optional<device_ref> refused_; // constant once something is copied
   std::atomic<int> copies_ = 0;
   std::list<task> waiting_; // guarded by shared_->mutex
   bool stopping_ = false;   // guarded by shared_->mutex

@@ -134,6 +134,33 @@ TEST_CASE(
   CHECK(log.events.front().number == 9);
 }
 
+TEST_CASE(
+  "A slot that a thread still writes when the ring comes back to it "
+  "stays that thread's",
+  "[transport][flight]") {
+  auto memory = shared_memory();
+  flight_record record{rank_id{1}, memory};
+  auto* slots = reinterpret_cast<flight::slot*>(memory.get() + flight::page
+                                                + flight::names_capacity);
+  for (uint64_t i = 0; i < 5; ++i)
+    record.note(event(flight_kind::asked, i));
+  slots[4].stamp = 2 * 4 + 1; // as of a thread that was stopped there
+  for (uint64_t i = 0; i < flight_record::capacity; ++i)
+    record.note(event(flight_kind::asked, 5 + i));
+  CHECK(slots[4].stamp == 2 * 4 + 1);
+  auto log = read_flight_image(record.image());
+  CHECK(log.events.size() == flight_record::capacity - 1);
+  CHECK(log.events.back().number == flight_record::capacity + 3);
+  CHECK(log.lost == 6);
+  slots[4].stamp = 2 * 4 + 2; // it goes on
+  CHECK(read_flight_image(record.image()).lost == 5);
+  // One that was stopped before it began finds a later event there.
+  slots[5].stamp = 2 * (2 * flight_record::capacity + 5) + 2;
+  for (uint64_t i = 0; i < flight_record::capacity; ++i)
+    record.note(event(flight_kind::asked, i));
+  CHECK(slots[5].stamp == 2 * (2 * flight_record::capacity + 5) + 2);
+}
+
 TEST_CASE("A record whose room for names is used up goes on without names",
           "[transport][flight]") {
   flight_record record{rank_id{0}};
