@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace smp::python {
@@ -19,8 +20,8 @@ constexpr Py_ssize_t looked_at_items = 100'000;
 /// Larger tensors are copied when they are written.
 constexpr size_t copied_tensor_bytes = 1 << 20;
 
-/// How deep lists in lists are looked at.
-constexpr unsigned max_depth = 4;
+/// How deep lists in lists, and objects in objects, are looked at.
+constexpr unsigned max_depth = 8;
 
 bool is_number_or_text(PyObject* x) {
   return PyLong_CheckExact(x) || PyFloat_CheckExact(x)
@@ -37,10 +38,10 @@ bool is_same(PyObject* x, PyObject* y) {
 
 // -- classes ------------------------------------------------------------------
 
-enum class content { none, sequence, dict, set, object, generator };
+enum class content { none, sequence, dict, set, object, opaque };
 
-py::module_ generators_module() {
-  return py::module_::import("smp._generators");
+py::module_ opaque_module() {
+  return py::module_::import("smp._opaque");
 }
 
 bool begins_with(const py::object& text, std::string_view x) {
@@ -61,9 +62,9 @@ content content_of_class(py::handle type) {
     return content::dict;
   if (is("builtins", "set"))
     return content::set;
-  auto generators = generators_module().attr("classes")();
-  if (PyObject_IsSubclass(type.ptr(), generators.ptr()) == 1)
-    return content::generator;
+  auto opaque = opaque_module().attr("classes")();
+  if (PyObject_IsSubclass(type.ptr(), opaque.ptr()) == 1)
+    return content::opaque;
   auto* self = reinterpret_cast<PyTypeObject*>(type.ptr());
   if (PyType_HasFeature(self, Py_TPFLAGS_HEAPTYPE) == 0
       || self->tp_dictoffset == 0 || is("torch.nn", "Module")
@@ -159,9 +160,29 @@ std::string text_of(const py::object& key) {
 
 // -- one value ----------------------------------------------------------------
 
-kept_value::kept_value(py::object x, purpose why, unsigned depth,
-                       unsigned objects)
-  : object_(std::move(x)) {
+/// From a value into what is in it.
+struct kept_value::walk {
+  purpose why = purpose::look;
+  unsigned depth = 0;
+  unsigned objects = 0; // around this value
+  /// Objects may know each other in circles.
+  std::unordered_set<PyObject*> seen = {};
+  Py_ssize_t items = 0; // that were looked at so far
+
+  /// @returns whether there is to be looked at `n` more in an object
+  bool takes(Py_ssize_t n) {
+    items += n;
+    return objects == 0 || items <= looked_at_items;
+  }
+};
+
+kept_value::kept_value(py::object x, purpose why) : object_(std::move(x)) {
+  walk on{why};
+  *this = kept_value{std::move(object_), on};
+}
+
+kept_value::kept_value(py::object x, walk& on) : object_(std::move(x)) {
+  auto why = on.why;
   if (THPVariable_Check(object_.ptr())) {
     keep_tensor(why);
     return;
@@ -169,20 +190,20 @@ kept_value::kept_value(py::object x, purpose why, unsigned depth,
   if (is_number_or_text(object_.ptr()) || object_.is_none())
     return;
   if (PyTuple_Check(object_.ptr())) {
-    if (depth < max_depth)
+    if (on.depth < max_depth)
       for (auto y : py::reinterpret_borrow<py::tuple>(object_))
-        keep_inside({}, y.ptr(), why, depth, objects);
+        keep_inside({}, y.ptr(), on);
     return;
   }
   auto what = content_of(object_.ptr());
   is_object_ = what == content::object;
-  is_generator_ = what == content::generator;
-  if (is_generator_) {
-    items_ = generators_module().attr("state_of")(object_);
+  is_opaque_ = what == content::opaque;
+  if (is_opaque_) {
+    items_ = opaque_module().attr("state_of")(object_);
     return;
   }
-  if (what == content::none || depth == max_depth
-      || (is_object_ && objects > 0))
+  if (what == content::none || on.depth == max_depth
+      || (is_object_ && !on.seen.insert(object_.ptr()).second))
     return;
   auto* shared = is_object_ && why != purpose::look_at_shared
                    ? shared_entry(object_.ptr())
@@ -191,20 +212,27 @@ kept_value::kept_value(py::object x, purpose why, unsigned depth,
   if (is_shared_ && (why == purpose::look || !shared->changes))
     return;
   auto where = is_object_ ? attributes_of(object_.ptr()) : object_;
-  count_ = PyObject_Size(where.ptr());
+  auto n = PyObject_Size(where.ptr());
+  if (!on.takes(n))
+    return;
+  count_ = n;
   if (why != purpose::copy && count_ > looked_at_items)
     return;
   items_ = items_of(where.ptr(), what);
-  objects += is_object_ ? 1 : 0;
+  on.objects += is_object_ ? 1 : 0;
+  keep_items(on);
+  on.objects -= is_object_ ? 1 : 0;
+}
+
+void kept_value::keep_items(walk& on) {
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   if (PyList_Check(items_.ptr()))
     for (Py_ssize_t i = 0; i < count_; ++i)
-      keep_inside({}, PyList_GET_ITEM(items_.ptr(), i), why, depth, objects);
+      keep_inside({}, PyList_GET_ITEM(items_.ptr(), i), on);
   else if (PyDict_Check(items_.ptr()))
     for (Py_ssize_t at = 0; PyDict_Next(items_.ptr(), &at, &key, &value) != 0;)
-      keep_inside(py::reinterpret_borrow<py::object>(key), value, why, depth,
-                  objects);
+      keep_inside(py::reinterpret_borrow<py::object>(key), value, on);
 }
 
 void kept_value::keep_tensor(purpose why) {
@@ -219,12 +247,12 @@ void kept_value::keep_tensor(purpose why) {
     copy_ = t.detach().clone();
 }
 
-void kept_value::keep_inside(const py::object& key, PyObject* x, purpose why,
-                             unsigned depth, unsigned objects) {
+void kept_value::keep_inside(const py::object& key, PyObject* x, walk& on) {
   if (is_number_or_text(x) || x == Py_None)
     return;
-  kept_value inside{py::reinterpret_borrow<py::object>(x), why, depth + 1,
-                    objects};
+  ++on.depth;
+  kept_value inside{py::reinterpret_borrow<py::object>(x), on};
+  --on.depth;
   if (inside.count_ >= 0 || inside.items_ || !inside.parts_.empty()
       || THPVariable_Check(x))
     parts_.push_back({key, std::move(inside)});
@@ -241,8 +269,8 @@ bool kept_value::contents_differ(std::string& place) const {
   auto* self = object_.ptr();
   if (THPVariable_Check(self))
     return version_of(THPVariable_Unpack(self)) != version_;
-  if (is_generator_) {
-    auto now = generators_module().attr("state_of")(object_);
+  if (is_opaque_) {
+    auto now = opaque_module().attr("state_of")(object_);
     return !items_[py::int_(0)].equal(now[py::int_(0)]);
   }
   if (count_ >= 0) {
@@ -298,8 +326,8 @@ void kept_value::put_back() const {
       put_content(t, copy_);
     return;
   }
-  if (is_generator_) {
-    generators_module().attr("put_back_into")(object_, items_[py::int_(1)]);
+  if (is_opaque_) {
+    opaque_module().attr("put_back_into")(object_, items_[py::int_(1)]);
     return;
   }
   if (items_) {
@@ -320,18 +348,46 @@ const std::vector<shared_by_modules>& shared_objects() {
   return noted_shared;
 }
 
+namespace {
+
+/// The objects that an object or a module has as attributes.
+std::vector<py::object> objects_in(py::handle attributes) {
+  std::vector<py::object> result;
+  for (auto [name, x] : py::reinterpret_borrow<py::dict>(attributes))
+    if (keeps_attributes(x))
+      result.push_back(py::reinterpret_borrow<py::object>(x));
+  return result;
+}
+
+} // namespace
+
+bool keeps_attributes(py::handle x) {
+  return !THPVariable_Check(x.ptr()) && content_of(x.ptr()) == content::object;
+}
+
 void note_shared_objects(const py::list& modules) {
   noted_shared.clear();
-  std::unordered_map<PyObject*, PyObject*> holders;
+  std::vector<std::pair<PyObject*, py::object>> held;
   for (auto module : modules)
-    for (auto [name, x] : py::dict(module.attr("__dict__"))) {
-      if (THPVariable_Check(x.ptr()) || content_of(x.ptr()) != content::object)
-        continue;
-      auto [i, added] = holders.emplace(x.ptr(), module.ptr());
-      if (!added && i->second != module.ptr()
-          && shared_entry(x.ptr()) == nullptr)
-        noted_shared.push_back({py::reinterpret_borrow<py::object>(x)});
+    for (auto& x : objects_in(module.attr("__dict__")))
+      held.emplace_back(module.ptr(), std::move(x));
+  std::unordered_map<PyObject*, PyObject*> holders;
+  for (unsigned depth = 0; depth < max_depth && !held.empty(); ++depth) {
+    std::vector<std::pair<PyObject*, py::object>> first;
+    for (auto& [module, x] : held) {
+      auto [i, added] = holders.emplace(x.ptr(), module);
+      if (added)
+        first.emplace_back(module, x);
+      else if (i->second != module && shared_entry(x.ptr()) == nullptr)
+        noted_shared.push_back({x});
     }
+    // What is in an object that is noted belongs to that one.
+    held.clear();
+    for (auto& [module, x] : first)
+      if (shared_entry(x.ptr()) == nullptr)
+        for (auto& y : objects_in(attributes_of(x.ptr())))
+          held.emplace_back(module, std::move(y));
+  }
 }
 
 void note_changing_objects(const py::list& changing, const py::list& set) {

@@ -12,10 +12,9 @@
 namespace smp::python {
 
 /// What an attribute of a module is at one time: which object, and of lists,
-/// dicts, sets, deques, tensors, generators of random numbers and objects of
-/// the user's classes also what is in them, as far as state is found there: in
-/// an object, but not in an object that this one holds. All functions want the
-/// lock.
+/// dicts, sets, deques, tensors, numpy's arrays, generators of random numbers
+/// and objects of the user's classes also what is in them: a few levels deep,
+/// many thousand items. All functions want the lock.
 class kept_value {
 public:
   enum class purpose {
@@ -24,9 +23,7 @@ public:
     copy,           ///< to put it back
   };
 
-  kept_value(py::object x, purpose why) : kept_value(std::move(x), why, 0, 0) {
-    // nop
-  }
+  kept_value(py::object x, purpose why);
 
   kept_value(kept_value&&) noexcept = default;
   kept_value& operator=(kept_value&&) noexcept = default;
@@ -50,21 +47,23 @@ public:
   void put_back() const;
 
 private:
-  kept_value(py::object x, purpose why, unsigned depth, unsigned objects);
+  struct walk;
+
+  kept_value(py::object x, walk& on);
 
   void keep_tensor(purpose why);
-  void keep_inside(const py::object& name, PyObject* x, purpose why,
-                   unsigned depth, unsigned objects);
+  void keep_items(walk& on);
+  void keep_inside(const py::object& name, PyObject* x, walk& on);
   bool contents_differ(std::string& place) const;
 
   py::object object_;
   /// A copy of a list, dict, set or deque, or of the attributes of an object,
-  /// or the state of a generator of random numbers; null for others, and where
-  /// `count_` is all that is looked at.
+  /// or the state of what keeps it elsewhere (smp._opaque); null for others,
+  /// and where `count_` is all that is looked at.
   py::object items_;
   Py_ssize_t count_ = -1; // of items
   bool is_object_ = false;
-  bool is_generator_ = false;
+  bool is_opaque_ = false;
   bool is_shared_ = false;
   /// Of a tensor: a copy, and autograd's counter.
   at::Tensor copy_;
@@ -74,14 +73,19 @@ private:
   std::vector<part> parts_;
 };
 
+/// Tells whether `x` is an object of a class of the user's, which keeps state
+/// in attributes.
+bool keeps_attributes(py::handle x);
+
 struct kept_value::part {
   py::object key;
   kept_value value;
 };
 
-/// Notes objects that several of `modules` hold as attributes: configurations,
-/// mostly. No single module has them as its state: their contents are put back,
-/// but what differs in them does not count. Forgets earlier ones.
+/// Notes objects that several of `modules` hold as attributes, or in attributes
+/// of such objects: configurations, mostly. No single module has them as its
+/// state: their contents are put back, but what differs in them does not count.
+/// Forgets earlier ones.
 void note_shared_objects(const py::list& modules);
 
 struct shared_by_modules {

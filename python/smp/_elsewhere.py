@@ -90,14 +90,24 @@ class Guard:
                         )
 
 
+def _place_in(attributes, x):
+    """The name of an object there, such as ``memory.recent`` of one that another
+    object has; or None."""
+    seen, left = set(), [("", attributes)]
+    for before, inside in left:  # which grows
+        for name, y in inside.items():
+            if y is x:
+                return before + name
+            if _core.keeps_attributes(y) and id(y) not in seen:
+                seen.add(id(y))
+                left.append((f"{before}{name}.", vars(y)))
+    return None
+
+
 def _holders(module, x):
     """The modules that have an object, and as which attribute."""
-    return {
-        path: name
-        for path, m in module.named_modules()
-        for name, y in m.__dict__.items()
-        if y is x
-    }
+    found = {p: _place_in(vars(m), x) for p, m in module.named_modules()}
+    return {path: name for path, name in found.items() if name}
 
 
 def _keep_shared(model, changed):
@@ -108,7 +118,10 @@ def _keep_shared(model, changed):
 
     def held(holders):
         path, name = next(iter(holders.items()))
-        return vars(model.module.get_submodule(path))[name]
+        found = model.module.get_submodule(path)
+        for part in name.split("."):
+            found = vars(found)[part]
+        return found
 
     mine = [(_holders(model.module, x), y) for x, y in changed]
     found = sum(allgather(mine), [])

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ class DistributedModel(torch.nn.Module):
         if not _core.running():
             raise Error("smp.DistributedModel needs smp.init() before it")
         _core.take_exception("")
-        if _alive() and gc.collect() >= 0 and _alive():
+        if _alive():
             raise Error(
                 "a session has one DistributedModel: put both models into one "
                 "torch.nn.Module, or end the first with smp.shutdown()"
@@ -355,7 +356,14 @@ def is_tracing() -> bool:
     return _state.tracing
 
 
-def _alive():
+def _alive(patience=1.0):
+    """Whether there is a model that stays: cycles wait for the collector, and a
+    thread that ran the last step may take a moment to let go of its model."""
+    if _state.current_model() is not None:
+        gc.collect()
+    until = time.monotonic() + patience
+    while _state.current_model() is not None and time.monotonic() < until:
+        time.sleep(0.01)
     return _state.current_model() is not None
 
 

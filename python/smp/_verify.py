@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _core, _generators, _state, _values
+from . import _core, _opaque, _state, _values
 from ._errors import Error
 from ._values import _OF_MODULES
 
@@ -164,19 +164,20 @@ class _Alone:
         self._root = self._copy = None
 
 
-def _left_tensors(x, depth=4):
+def _left_tensors(attributes):
     """Those of the last step that attributes still have, with their graphs."""
-    if isinstance(x, torch.Tensor):
-        if not x.is_leaf:
-            yield x
-    elif depth > 0:
-        if _values.is_plain_object(x):
+    seen, left = set(), [attributes]
+    while left:
+        x = left.pop()
+        if isinstance(x, torch.Tensor):
+            if not x.is_leaf:
+                yield x
+            continue
+        if _core.keeps_attributes(x):
             x = vars(x)
-        if isinstance(x, dict):
-            x = list(x.values())
-        if isinstance(x, (list, tuple)):
-            for y in x:
-                yield from _left_tensors(y, depth - 1)
+        if isinstance(x, (dict, list, tuple)) and id(x) not in seen:
+            seen.add(id(x))
+            left.extend(x.values() if isinstance(x, dict) else x)
 
 
 def _inside_compiled(root):
@@ -205,9 +206,9 @@ class _Object:
 
 
 @dataclasses.dataclass
-class _Generator:
-    """The state of a generator of random numbers; integers as texts, as they may
-    have more than 64 bits."""
+class _Opaque:
+    """The state of an object that ``_opaque`` knows; integers as texts, as they
+    may have more than 64 bits."""
 
     state: Any
 
@@ -229,33 +230,43 @@ def _from_text(x):
     return int(x[4:]) if is_int else x
 
 
-def _sendable(x):
-    if isinstance(x, _generators.classes()):
-        state = _generators.state_of(x)[1]
-        return _Generator(_map_integers(state, _to_text))
-    if _values.is_plain_object(x):
-        return _Object(_all_sendable(vars(x)))
+def _sendable(x, seen, depth=8):
+    if isinstance(x, _opaque.classes()):
+        state = _opaque.state_of(x)[1]
+        if state is not None:
+            return _Opaque(_map_integers(state, _to_text))
+    if depth == 0:
+        return x
+    if _core.keeps_attributes(x):
+        if id(x) in seen:  # objects may know each other in circles
+            return _Object({})
+        seen.add(id(x))
+        return _Object(_all_sendable(vars(x), seen, depth - 1))
     if type(x) is list:
-        x = [_sendable(y) for y in x]
+        return [_sendable(y, seen, depth - 1) for y in x]
+    if type(x) is dict:
+        return {k: _sendable(y, seen, depth - 1) for k, y in x.items()}
     return x
 
 
-def _all_sendable(xs):
-    found = {name: _sendable(x) for name, x in xs.items()}
+def _all_sendable(xs, seen, depth=8):
+    found = {name: _sendable(x, seen, depth) for name, x in xs.items()}
     return {name: x for name, x in found.items() if _core.can_be_sent(x)}
 
 
 def _received(old, x):
     if isinstance(x, _Object):
-        if _values.is_plain_object(old):
+        if _core.keeps_attributes(old):
             _receive(vars(old), x.attributes)
         return old
-    if isinstance(x, _Generator):
+    if isinstance(x, _Opaque):
         state = _map_integers(x.state, _from_text)
-        _generators.put_back_into(old, state)
+        _opaque.put_back_into(old, state)
         return old
     if type(x) is list and type(old) is list and len(x) == len(old):
         return [_received(y, z) for y, z in zip(old, x)]
+    if type(x) is dict and type(old) is dict:
+        return {k: _received(old.get(k), y) for k, y in x.items()}
     return x
 
 
@@ -272,5 +283,6 @@ def _attributes(model):
         for path in model._core.stateful_modules():
             found = vars(model.module.get_submodule(path))
             names = found.keys() - _OF_MODULES.union(_CALLS)
-            mine.append((path, _all_sendable({n: found[n] for n in names})))
+            state = _all_sendable({n: found[n] for n in names}, set())
+            mine.append((path, state))
         return [x for xs in _core.allgather(mine, "pp") for x in xs]
