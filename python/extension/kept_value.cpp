@@ -49,9 +49,14 @@ bool begins_with(const py::object& text, std::string_view x) {
          && text.cast<std::string>().starts_with(x);
 }
 
+/// @returns the names of `__slots__` of a class and its bases
+py::list slots_of_class(py::handle type) {
+  return py::module_::import("copyreg").attr("_slotnames")(type);
+}
+
 /// Objects of the user's classes keep state in their attributes. What Python
 /// and PyTorch have there is no state of the model: locks, caches, loggers.
-content content_of_class(py::handle type) {
+content content_of_class(py::handle type, const py::list& slots) {
   auto is = [&](const char* module, const char* name) {
     auto base = py::module_::import(module).attr(name);
     return PyObject_IsSubclass(type.ptr(), base.ptr()) == 1;
@@ -65,31 +70,45 @@ content content_of_class(py::handle type) {
   auto opaque = opaque_module().attr("classes")();
   if (PyObject_IsSubclass(type.ptr(), opaque.ptr()) == 1)
     return content::opaque;
+  if (is("types", "SimpleNamespace"))
+    return content::object;
   auto* self = reinterpret_cast<PyTypeObject*>(type.ptr());
   if (PyType_HasFeature(self, Py_TPFLAGS_HEAPTYPE) == 0
-      || self->tp_dictoffset == 0 || is("torch.nn", "Module")
+      || (self->tp_dictoffset == 0 && slots.empty()) || is("torch.nn", "Module")
       || is("builtins", "type") || is("builtins", "BaseException")
       || is("enum", "Enum") || is("logging", "Filterer")
       || is("smp._elsewhere", "Elsewhere"))
     return content::none;
   auto module = py::getattr(type, "__module__", py::none());
-  for (auto* x : {"torch.", "logging", "threading", "functools", "typing"})
+  for (auto* x : {"torch.", "logging", "threading", "functools", "typing",
+                  "pathlib", "inspect"})
     if (begins_with(module, x))
       return content::none;
   return content::object;
 }
 
-content content_of(PyObject* x) {
+struct known_class {
+  content what;
+  py::list slots;
+};
+
+const known_class& known_class_of(PyObject* x) {
   // Classes live on, so that no other one gets the address of one.
-  static auto& known = *new std::unordered_map<PyTypeObject*, content>;
+  static auto& known = *new std::unordered_map<PyTypeObject*, known_class>;
   auto* type = Py_TYPE(x);
   auto i = known.find(type);
   if (i == known.end()) {
     Py_INCREF(type);
-    i = known.emplace(type, content_of_class(reinterpret_cast<PyObject*>(type)))
-          .first;
+    py::handle self{reinterpret_cast<PyObject*>(type)};
+    auto slots = slots_of_class(self);
+    auto what = content_of_class(self, slots);
+    i = known.emplace(type, known_class{what, std::move(slots)}).first;
   }
   return i->second;
+}
+
+content content_of(PyObject* x) {
+  return known_class_of(x).what;
 }
 
 // -- copies -------------------------------------------------------------------
@@ -102,12 +121,46 @@ shared_by_modules* shared_entry(PyObject* x) {
   return i == noted_shared.end() ? nullptr : &*i;
 }
 
-py::object attributes_of(PyObject* x) {
-  auto result = py::reinterpret_steal<py::object>(
+py::dict dict_of(PyObject* x) {
+  if (Py_TYPE(x)->tp_dictoffset == 0)
+    return {};
+  auto result = py::reinterpret_steal<py::dict>(
     PyObject_GenericGetDict(x, nullptr));
   if (!result)
     throw py::error_already_set();
   return result;
+}
+
+} // namespace
+
+py::dict fields_of(py::handle object) {
+  auto* x = object.ptr();
+  auto result = dict_of(x);
+  auto& slots = known_class_of(x).slots;
+  if (slots.empty())
+    return result;
+  result = py::reinterpret_steal<py::dict>(PyDict_Copy(result.ptr()));
+  for (auto name : slots)
+    if (auto value = py::getattr(x, name, py::handle{}))
+      result[name] = value;
+  return result;
+}
+
+namespace {
+
+/// @param kept as `fields_of` had them
+void put_back_fields(PyObject* x, const py::dict& kept) {
+  auto rest = py::reinterpret_steal<py::dict>(PyDict_Copy(kept.ptr()));
+  for (auto name : known_class_of(x).slots) {
+    auto* value = PyDict_GetItem(kept.ptr(), name.ptr());
+    if (PyObject_GenericSetAttr(x, name.ptr(), value) != 0)
+      PyErr_Clear(); // it had no value, and has none
+    if (value != nullptr)
+      PyDict_DelItem(rest.ptr(), name.ptr());
+  }
+  auto now = dict_of(x);
+  now.clear();
+  PyDict_Update(now.ptr(), rest.ptr());
 }
 
 /// @returns a new list, dict or set
@@ -211,7 +264,7 @@ kept_value::kept_value(py::object x, walk& on) : object_(std::move(x)) {
   is_shared_ = shared != nullptr && !shared->is_set;
   if (is_shared_ && (why == purpose::look || !shared->changes))
     return;
-  auto where = is_object_ ? attributes_of(object_.ptr()) : object_;
+  auto where = is_object_ ? py::object{fields_of(object_.ptr())} : object_;
   auto n = PyObject_Size(where.ptr());
   if (!on.takes(n))
     return;
@@ -274,7 +327,7 @@ bool kept_value::contents_differ(std::string& place) const {
     return !items_[py::int_(0)].equal(now[py::int_(0)]);
   }
   if (count_ >= 0) {
-    auto where = is_object_ ? attributes_of(self) : object_;
+    auto where = is_object_ ? py::object{fields_of(self)} : object_;
     if (is_object_ && items_) {
       // Which attribute it is tells more than that one is.
       for (auto [name, x] : py::reinterpret_borrow<py::dict>(where)) {
@@ -303,7 +356,7 @@ py::object kept_value::changed_settings() const {
   if (!is_object_ || !items_)
     return {};
   py::dict result;
-  auto now = py::reinterpret_borrow<py::dict>(attributes_of(object_.ptr()));
+  auto now = fields_of(object_.ptr());
   for (auto [name, x] : now) {
     auto* kept = PyDict_GetItem(items_.ptr(), name.ptr());
     if (kept != nullptr && is_same(kept, x.ptr()))
@@ -331,9 +384,13 @@ void kept_value::put_back() const {
     return;
   }
   if (items_) {
-    auto where = is_object_ ? attributes_of(object_.ptr()) : object_;
-    if (PyObject_Size(where.ptr()) != count_
-        || !same_items(items_.ptr(), where.ptr())) {
+    auto where = is_object_ ? py::object{fields_of(object_.ptr())} : object_;
+    if (PyObject_Size(where.ptr()) == count_
+        && same_items(items_.ptr(), where.ptr())) {
+      // nop
+    } else if (is_object_) {
+      put_back_fields(object_.ptr(), items_);
+    } else {
       where.attr("clear")();
       where.attr(PyList_Check(items_.ptr()) ? "extend" : "update")(items_);
     }
@@ -385,7 +442,7 @@ void note_shared_objects(const py::list& modules) {
     held.clear();
     for (auto& [module, x] : first)
       if (shared_entry(x.ptr()) == nullptr)
-        for (auto& y : objects_in(attributes_of(x.ptr())))
+        for (auto& y : objects_in(fields_of(x.ptr())))
           held.emplace_back(module, std::move(y));
   }
 }

@@ -77,6 +77,9 @@ private:
 /// in attributes.
 bool keeps_attributes(py::handle x);
 
+/// @returns the dict of an object itself, or with `__slots__` a new one
+py::dict fields_of(py::handle object);
+
 struct kept_value::part {
   py::object key;
   kept_value value;

@@ -118,6 +118,7 @@ void bind_traced_changes(py::module_& m) {
     return module(*args, **kwargs);
   });
   m.def("keeps_attributes", &keeps_attributes);
+  m.def("fields_of", &fields_of);
   m.def("note_shared_objects", &note_shared_objects);
   m.def("note_changing_objects", &note_changing_objects);
   m.def("take_traced_changes", [] {

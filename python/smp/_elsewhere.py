@@ -100,7 +100,7 @@ def _place_in(attributes, x):
                 return before + name
             if _core.keeps_attributes(y) and id(y) not in seen:
                 seen.add(id(y))
-                left.append((f"{before}{name}.", vars(y)))
+                left.append((f"{before}{name}.", _core.fields_of(y)))
     return None
 
 
@@ -120,7 +120,7 @@ def _keep_shared(model, changed):
         path, name = next(iter(holders.items()))
         found = model.module.get_submodule(path)
         for part in name.split("."):
-            found = vars(found)[part]
+            found = _core.fields_of(found)[part]
         return found
 
     mine = [(_holders(model.module, x), y) for x, y in changed]
@@ -128,7 +128,8 @@ def _keep_shared(model, changed):
     states = [holders for holders, settings in found if settings is None]
     for holders, settings in found:
         if settings is not None and holders not in states:
-            vars(held(holders)).update(settings)
+            for name, x in settings.items():
+                object.__setattr__(held(holders), name, x)
     _core.note_changing_objects(
         [held(holders) for holders in states],
         [held(holders) for holders, _ in found],

@@ -136,7 +136,7 @@ class _Alone:
         if model._guard is not None:
             model._guard.undo(self._copy, memo)
         for path, found in attributes:
-            _receive(vars(self._copy.get_submodule(path)), found)
+            _receive(self._copy.get_submodule(path), found)
         self._root = _core.Module(self._copy)
 
     def run(self, check, body, microbatches):
@@ -173,11 +173,18 @@ def _left_tensors(attributes):
             if not x.is_leaf:
                 yield x
             continue
+        if id(x) in seen:
+            continue
         if _core.keeps_attributes(x):
-            x = vars(x)
-        if isinstance(x, (dict, list, tuple)) and id(x) not in seen:
-            seen.add(id(x))
-            left.extend(x.values() if isinstance(x, dict) else x)
+            inside = _core.fields_of(x).values()
+        elif isinstance(x, dict):
+            inside = x.values()
+        elif isinstance(x, (list, tuple)):
+            inside = x
+        else:
+            continue
+        seen.add(id(x))
+        left.extend(inside)
 
 
 def _inside_compiled(root):
@@ -241,7 +248,7 @@ def _sendable(x, seen, depth=8):
         if id(x) in seen:  # objects may know each other in circles
             return _Object({})
         seen.add(id(x))
-        return _Object(_all_sendable(vars(x), seen, depth - 1))
+        return _Object(_all_sendable(_core.fields_of(x), seen, depth - 1))
     if type(x) is list:
         return [_sendable(y, seen, depth - 1) for y in x]
     if type(x) is dict:
@@ -257,7 +264,7 @@ def _all_sendable(xs, seen, depth=8):
 def _received(old, x):
     if isinstance(x, _Object):
         if _core.keeps_attributes(old):
-            _receive(vars(old), x.attributes)
+            _receive(old, x.attributes)
         return old
     if isinstance(x, _Opaque):
         state = _map_integers(x.state, _from_text)
@@ -270,9 +277,10 @@ def _received(old, x):
     return x
 
 
-def _receive(attributes, found):
+def _receive(holder, found):
+    old = _core.fields_of(holder)
     for name, x in found.items():
-        attributes[name] = _received(attributes.get(name), x)
+        object.__setattr__(holder, name, _received(old.get(name), x))
 
 
 def _attributes(model):

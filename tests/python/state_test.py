@@ -2,7 +2,9 @@
 """State that Python modules keep, on two ranks and in one process."""
 
 import collections
+import dataclasses
 import random
+import types
 
 import numpy as np
 import torch
@@ -138,9 +140,16 @@ class Keeper:
         return self.memory.read()
 
 
+@dataclasses.dataclass(slots=True)
+class Sums:
+    count: int = 0
+    all: list = dataclasses.field(default_factory=list)
+
+
 class RemembersInside(Block):
     def __init__(self):
         super().__init__()
+        self.sums = types.SimpleNamespace(of=Sums())
         self.keepers = {"first": [Keeper()]}
         self.memory = Keeper()
 
@@ -148,6 +157,10 @@ class RemembersInside(Block):
         for keeper in (self.memory, self.keepers["first"][0]):
             keeper.keep(x.detach())
             x = x + 0.1 * keeper.read()
+        self.sums.of.count += 1
+        self.sums.of.all.append(float(x.mean()))
+        recent = float(np.tanh(sum(self.sums.of.all[-2:])))
+        x = x + 0.1 * (self.sums.of.count % 3 + recent)
         return super().forward(x)
 
 
