@@ -134,17 +134,19 @@ def get_dp_group() -> list[int]:
 
 
 def send(
-    obj: Any, dest: int, rank_type: RankType | str = RankType.WORLD_RANK
+    obj: Any, dest_rank: int, rank_type: RankType | str = RankType.WORLD_RANK
 ) -> None:
     """Sends an object to a rank, its position in the group, which calls
     ``recv_from``. Does not wait."""
-    _core.send(obj, dest, _name(rank_type))
+    _core.send(obj, dest_rank, _name(rank_type))
 
 
-def recv_from(src: int, rank_type: RankType | str = RankType.WORLD_RANK) -> Any:
+def recv_from(
+    src_rank: int, rank_type: RankType | str = RankType.WORLD_RANK
+) -> Any:
     """Waits for the next object from a rank: from its ``send`` or
     ``broadcast``."""
-    return _core.recv_from(src, _name(rank_type))
+    return _core.recv_from(src_rank, _name(rank_type))
 
 
 def broadcast(

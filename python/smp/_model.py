@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from . import _absent, _core, _elsewhere, _generators, _state
+from . import _absent, _core, _elsewhere, _generators, _refusals, _state
 from ._errors import Error
 from ._files import PARTIAL
 from ._groups import CommGroup, allgather
@@ -30,8 +30,8 @@ class DistributedModel(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        _refuse_wrappers(module)
-        _refuse_meta(module)
+        _refusals.refuse_wrappers(module)
+        _refusals.refuse_meta(module)
         if not _core.running():
             raise Error("smp.DistributedModel needs smp.init() before it")
         _core.take_exception("")
@@ -46,7 +46,7 @@ class DistributedModel(torch.nn.Module):
         _state.model = weakref.ref(self)
         _state.optimizers.clear()
         _state.updates = 0
-        object.__setattr__(self, "_hooks", _refuse_new_parts())
+        object.__setattr__(self, "_hooks", _refusals.refuse_new_parts())
         object.__setattr__(self, "_guard", None)
         _core.take_traced_changes()
         _core.take_drawn()
@@ -54,10 +54,15 @@ class DistributedModel(torch.nn.Module):
         model = weakref.ref(self)
         self._core.on_partition(lambda: _elsewhere.guard(model()))
         self._core.on_partition(_generators.include)
+        self._core.on_partition(lambda: _refusals.refuse_pickling(model()))
         _place_by_name(module)
         _apply_marks()
 
     # -- calls -----------------------------------------------------------------
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self):
+        raise _refusals.wrapped(self, "DistributedDataParallel")  # who asks
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module, inside of a step."""
@@ -367,90 +372,6 @@ def _alive(patience=1.0):
     return _state.current_model() is not None
 
 
-def _refuse_wrappers(module):
-    if not isinstance(module, torch.nn.Module):
-        raise Error(
-            f"smp.DistributedModel takes a module, not a {type(module)}"
-        )
-    if type(module).__name__ == "OptimizedModule":
-        raise Error(
-            "smp.DistributedModel takes the module itself, not what "
-            "torch.compile made of it: compile its blocks, block.compile()"
-        )
-    for path, x in module.named_modules():
-        name = type(x).__name__
-        if name in (
-            "DistributedDataParallel",
-            "FullyShardedDataParallel",
-            "FSDPModule",
-        ):
-            where = f"'{path}' is" if path else "the model is"
-            raise Error(
-                f"{where} a {name}: give smp the module inside of it; smp.init("
-                "ddp=True) makes replicas, shard_optimizer_state and "
-                "shard_gradients divide what they hold"
-            )
-        if isinstance(x, torch.jit.ScriptModule):
-            where = f"'{path}' is" if path else "the model is"
-            raise Error(
-                f"{where} a TorchScript module: give smp the Python module, or "
-                'train the file with smp-train (model.type = "torchscript")'
-            )
-
-
-def _refuse_meta(module):
-    for kind in ("parameter", "buffer"):
-        for name, x in getattr(module, f"named_{kind}s")():
-            if x.is_meta:
-                raise Error(
-                    f"the {kind} '{name}' is on the device 'meta', where it has "
-                    "no values: make the model in "
-                    "smp.delay_param_initialization(), which takes no memory "
-                    "either, or give it memory with to_empty"
-                )
-
-
-def _refuse_new_parts():
-    """After the partition other ranks would not learn of them."""
-
-    # Of the partitioned model, whose modules do not change any more: forward
-    # may make a list of some of them for each call.
-    paths = weakref.WeakKeyDictionary()
-
-    def check(parent, name, x):
-        model = _state.current_model()
-        if model is None or x is None:
-            return
-        if not paths:
-            if not model.partitioned:
-                return
-            paths.update((m, path) for path, m in model.module.named_modules())
-        is_module = isinstance(x, torch.nn.Module)
-        if parent not in paths or (
-            x in paths
-            if is_module
-            else any(x is p for p in model.module.parameters())
-        ):
-            return
-        raise Error(
-            f"{_quoted(paths[parent]) or 'the model'} gets a new "
-            f"{'module' if is_module else 'parameter'} '{name}' after the "
-            "partition, when ranks know which there are: add it before the "
-            "first step; DistributedModel.load_state_dict gives new values to "
-            "what is there"
-        )
-
-    of_torch = torch.nn.modules.module
-    return (
-        of_torch.register_module_module_registration_hook(check),
-        of_torch.register_module_parameter_registration_hook(check),
-    )
-
-
-def _quoted(path):
-    return f"'{path}'" if path else ""
-
-
 def _place_by_name(module):
     for path, pp_rank in _state.manual_partition.items():
         try:
@@ -511,25 +432,31 @@ def set_activation_checkpointing(
 
 
 class _marks:
-    """Calls ``mark`` for modules that become part of others inside of it."""
+    """Calls ``mark`` for modules that are made, or become part of others, inside
+    of it."""
 
     def _mark(self, module):
         raise NotImplementedError
 
     def __enter__(self):
-        register = (
-            torch.nn.modules.module.register_module_module_registration_hook
-        )
+        of_torch = torch.nn.modules.module
 
-        def on_registration(_parent, _name, module):
+        def on_module(_parent, _name, module):
             if module is not None:
                 self._mark(module)
 
-        self._handle = register(on_registration)
+        def on_parameter(module, _name, _parameter):
+            self._mark(module)
+
+        self._handles = [
+            of_torch.register_module_module_registration_hook(on_module),
+            of_torch.register_module_parameter_registration_hook(on_parameter),
+        ]
         return self
 
     def __exit__(self, *_):
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
 
 class partition(_marks):

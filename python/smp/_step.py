@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _core
+from . import _core, _refusals, _state
 from ._errors import Error
+from ._inputs import on_device, split, tensors_in
 
 
 class StepOutput:
@@ -54,35 +55,6 @@ class StepOutput:
         return f"StepOutput({self.outputs!r})"
 
 
-def _split(x, parts, index, axis, place):
-    def slice_of(t):
-        if not isinstance(t, torch.Tensor):
-            own = getattr(
-                t, "smp_slice", None
-            )  # objects that divide themselves
-            return t if own is None else own(parts, index, axis)
-        try:
-            return _core.slice(t, parts, index, axis)
-        except Error as e:
-            way_out = ""
-            if isinstance(x, (list, tuple)):
-                way_out = (
-                    "; a list with an item for each sample needs a class with "
-                    "smp_slice (docs/python.md, Steps)"
-                )
-            raise Error(f"{place}: {e}{way_out}") from None
-
-    return pytree.tree_map(slice_of, x)
-
-
-def _on_device(x):
-    leaves, form = pytree.tree_flatten(x)
-    at = [i for i, y in enumerate(leaves) if isinstance(y, torch.Tensor)]
-    for i, y in zip(at, _core.on_device([leaves[i] for i in at])):
-        leaves[i] = y
-    return pytree.tree_unflatten(leaves, form)
-
-
 def _merge(results):
     flat = [pytree.tree_flatten(x) for x in results]
     form = flat[0][1]
@@ -103,7 +75,8 @@ def step(
 ) -> Callable[..., Any]:
     """Makes a function one step of training or evaluation: it is called once
     for each microbatch, on the first rank of the pipeline, with a slice of each
-    tensor in its arguments along axis 0. All ranks call the step. Modules and
+    tensor in its arguments along axis 0, also in lists, dicts and other mappings,
+    sets and dataclasses. All ranks call the step. Modules and
     the arguments named in ``non_split_inputs`` are passed whole;
     ``input_split_axes`` names other axes. What it returns are ``StepOutput``
     objects, in the form of the function's result, on all ranks.
@@ -130,9 +103,9 @@ def step(
 
         def part(name, x, index):
             if name in whole or isinstance(x, torch.nn.Module):
-                return x if isinstance(x, torch.nn.Module) else _on_device(x)
+                return x if isinstance(x, torch.nn.Module) else on_device(x)
             place = f"argument '{name}' of the step"
-            return _on_device(_split(x, n, index, axes.get(name, 0), place))
+            return on_device(split(x, n, index, axes.get(name, 0), place))
 
         def body(index):
             parts = inspect.BoundArguments(signature, {})
@@ -159,8 +132,11 @@ def step(
                 "not pass on to the threads and ranks that run it: call it "
                 "outside of torch.device('meta')"
             )
+        model = _state.current_model()
+        if model is not None and not model.partitioned:
+            _refusals.refuse_wrappers_around(model)
         body, n = bodies(args, kwargs)
-        inputs = _tensors_only([*_no_modules(args), kwargs])
+        inputs = tensors_in([*_no_modules(args), kwargs])
         try:
             results = _core.run_step(
                 body, n, code, inputs, detach_outputs, no_rerun
@@ -178,10 +154,6 @@ def step(
 
 def _no_modules(xs):
     return [x for x in xs if not isinstance(x, torch.nn.Module)]
-
-
-def _tensors_only(x):
-    return [y for y in pytree.tree_leaves(x) if isinstance(y, torch.Tensor)]
 
 
 def _check_names(signature, whole, axes):

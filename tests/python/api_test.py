@@ -240,6 +240,34 @@ def a_model_is_created_late_and_in_its_type():
     expect(smp.Error, "optimize", lambda: _created(tensor_parallelism=1, x=2))
 
 
+@case
+def a_published_model_is_created_late():
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    config = GPT2Config(64, 32, 32, 4, 2, attn_pdrop=0.0, resid_pdrop=0.0)
+    config.embd_pdrop = 0.0
+    with smp.delay_param_initialization():
+        net = AutoModelForCausalLM.from_config(config)
+    blocks = net.transformer.h
+    blocks = {f"transformer.h.{i}": i // 2 for i in range(len(blocks))}
+    place(net, blocks)
+    model = smp.DistributedModel(net)
+    ids = torch.arange(128).view(16, 8) % 64
+
+    @smp.step
+    def look(ids):
+        return model(input_ids=ids, labels=ids).loss.detach()
+
+    found = look(ids.chunk(smp.data_size())[smp.data_rank()]).reduce_mean()
+    found = sum(smp.allgather(found.item())) / smp.size()
+    alone = AutoModelForCausalLM.from_config(config)
+    state = model.state_dict()
+    assert state["lm_head.weight"] is not None
+    alone.load_state_dict(state)
+    expected = alone(input_ids=ids, labels=ids).loss.item()
+    assert abs(found - expected) < 1e-5 * expected, (found, expected)
+
+
 def _created(**options):
     with smp.model_creation(**options):
         pass

@@ -1,12 +1,21 @@
 # ctest: seconds=20 label=multiprocess
 """What goes wrong in modules and steps, and what is refused."""
 
+import collections
+import contextlib
 import copy
+import dataclasses
 import gc
 import io
+import tempfile
+import warnings
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import BatchEncoding
 
 import smp
 from harness import (
@@ -258,11 +267,6 @@ def mistakes_have_a_way_out():
     del model
     expect(
         smp.Error,
-        "DistributedDataParallel",
-        lambda: smp.DistributedModel(_wrapped(Net())),
-    )
-    expect(
-        smp.Error,
         "block.compile()",
         lambda: smp.DistributedModel(torch.compile(Net(), backend="eager")),
     )
@@ -302,12 +306,115 @@ def parts_that_are_new_after_the_partition():
     assert train_step(samples(1)).reduce_mean().item() > 1.6
 
 
-def _wrapped(net):
-    """As torch's class would look."""
-    kind = type("DistributedDataParallel", (nn.Module,), {})
-    result = kind()
-    result.module = net
-    return result
+@contextlib.contextmanager
+def torch_distributed():
+    """Of this rank alone, beside smp."""
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1
+        )
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+@case
+def wrappers_of_torch():
+    text = "smp.init(ddp=True) makes replicas"
+
+    def inside(net):
+        e = expect(smp.Error, text, lambda: smp.DistributedModel(net))
+        assert "give smp the module inside of it" in e.text, e
+
+    def around(wrap):
+        model = smp.DistributedModel(Net())
+
+        @smp.step
+        def train_step(batch):
+            return loss_of(wrapped, batch)
+
+        def train():
+            nonlocal wrapped
+            wrapped = wrap(model) or model
+            train_step(samples(0))
+
+        wrapped = None
+        e = expect(smp.Error, text, train)
+        assert "around smp.DistributedModel" in e.text, e
+
+    with torch_distributed():
+        inside(nn.parallel.DistributedDataParallel(Net()))
+        inside(nn.Sequential(nn.parallel.DistributedDataParallel(Net())))
+        mesh = init_device_mesh("cpu", (1,))
+        inside(fully_shard(Net(), mesh=mesh))
+        around(nn.parallel.DistributedDataParallel)
+        around(lambda model: fully_shard(model, mesh=mesh))
+        compare(Net(), samples, loss_of)
+
+
+@case
+def saving_a_part_as_if_it_were_all():
+    net = Net()
+    model = start_model(net)
+    torch.save(net, io.BytesIO())  # all of it is here
+    make_step(model)(samples(0))
+    for what in net, net.h, list(net.parameters()):
+        expect(
+            smp.Error,
+            "save model.state_dict()",
+            lambda: torch.save(what, io.BytesIO()),
+        )
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)  # as the error says
+    file.seek(0)
+    Net().load_state_dict(torch.load(file))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    x: torch.Tensor
+    scale: float = 1.0
+
+
+class Holder:
+    def __init__(self, x):
+        self.x = x
+
+
+@case
+def what_a_step_divides():
+    x = torch.arange(16.0)
+
+    def parts_of(value, get):
+        @smp.step(microbatches=4)
+        def look(value):
+            return get(value).clone()
+
+        return look(value)
+
+    whole = collections.UserDict(a={"x": x}, n=3)
+    for value, get in (
+        (whole, lambda v: v["a"]["x"] + 0 * v["n"]),
+        (BatchEncoding({"x": x}), lambda v: v["x"]),
+        (BatchEncoding({"x": x}), lambda v: v.x),
+        ([Pair(x, 2.0)], lambda v: v[0].x * v[0].scale / 2),
+        ({x}, lambda v: next(iter(v))),
+        (frozenset([x]), lambda v: next(iter(v))),
+    ):
+        out = parts_of(value, get)
+        if smp.rank() == 0:
+            assert torch.equal(torch.cat(out.outputs), x), (value, out)
+    assert whole["a"]["x"] is x
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        out = parts_of(Holder(x), lambda v: v.x)
+    assert out.outputs[3].shape == (16,)
+    texts = [str(w.message) for w in told]
+    if smp.rank() == 0:
+        assert any("argument 'value'" in t for t in texts), texts
+        assert "non_split_inputs says that it is meant" in texts[0]
 
 
 @case

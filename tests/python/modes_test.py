@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import smp
 from harness import (
+    TURNS,
     Net,
     case,
     compare,
@@ -19,6 +20,7 @@ from harness import (
     loss_of,
     make_step,
     own_part,
+    place,
     ranks,
     run,
     samples,
@@ -156,9 +158,11 @@ def values_between_ranks():
     )
     assert smp.broadcast((me, "x"), smp.CommGroup.WORLD, 1) == (1, "x")
     if me == 0:
-        smp.send([1, torch.ones(3)], 1, smp.RankType.WORLD_RANK)
+        smp.send(
+            [1, torch.ones(3)], dest_rank=1, rank_type=smp.RankType.WORLD_RANK
+        )
     elif me == 1:
-        x = smp.recv_from(0)
+        x = smp.recv_from(src_rank=0)
         assert x[0] == 1 and torch.equal(x[1], torch.ones(3))
     assert smp.get_group("world") == list(range(smp.size()))
 
@@ -219,6 +223,31 @@ def checkpoint_with(make, net=Net, within=2e-6):
         )
 
     with_folder(run)
+
+
+@case
+def goes_on_with_other_ranks():
+    """From the checkpoint of the variant of this file that ran before, whatever
+    ranks that had."""
+    path = os.environ.get("SMP_TEST_FOLDER")
+    if path is None:
+        return
+    net, alone = Net(), Net()
+    turned = smp.size() // 2
+    place(net, {path: rank + turned for path, rank in TURNS.items()})
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(adamw(model.parameters()))
+    found = smp.resume_from_checkpoint(path, model, optimizer)
+    assert found or smp.size() == 2
+    done = found["step"] if found else 0
+    make_step(model)(own_part(samples(done)))
+    optimizer.step()
+    train_alone(alone, samples, loss_of, adamw(alone.parameters()), done + 1)
+    moved = largest_difference(model.state_dict(), alone)
+    assert moved <= 4e-5, (done, moved)
+    smp.save_checkpoint(path, model=model, optimizer=optimizer)
+    if smp.rank() == 0:
+        print(f"went on from step {done}", flush=True)
 
 
 @case
@@ -409,6 +438,8 @@ def weights_in_half_precision():
 
 if __name__ == "__main__":
     alone = {"ddp": True, "pipeline_parallel_degree": 1}
+    folder = tempfile.TemporaryDirectory()
+    os.environ.setdefault("SMP_TEST_FOLDER", folder.name)
     run(
         ranks(2),
         ranks(2, **alone, shard_optimizer_state=True),

@@ -13,6 +13,7 @@ DROPOUT = os.path.join(HERE, "programs", "dropout.py")
 BIN = os.environ.get("SMP_BIN_DIR") or os.path.join(
     HERE, "..", "..", "build/release/bin"
 )
+CONFIGURED = os.path.join(HERE, "programs", "configured.py")
 FAULTY = os.path.join(HERE, "programs", "faulty.py")
 
 
@@ -20,11 +21,11 @@ FAULTY = os.path.join(HERE, "programs", "faulty.py")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("UCX_")}
 
 
-def run(command, folder, limit=100):
+def run(command, folder, limit=100, **more):
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=limit,
@@ -33,9 +34,9 @@ def run(command, folder, limit=100):
     return done.returncode, done.stdout
 
 
-def expect(command, code, *texts):
+def expect(command, code, *texts, **more):
     with tempfile.TemporaryDirectory() as folder:
-        found, output = run(command, folder)
+        found, output = run(command, folder, **more)
         problems = [x for x in texts if x not in output]
         if found != code or problems or "UCX  WARN" in output:
             print(output)
@@ -43,6 +44,31 @@ def expect(command, code, *texts):
                 f"{command}: ended with {found}, wanted {code}; no {problems}"
             )
         print("ok", *command[-2:], flush=True)
+
+
+def configured():
+    """By a file that SMP_CONFIG names."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "run.toml")
+        with open(path, "w") as file:
+            file.write(
+                "[smp]\npipeline_parallel_degree = 2\nmicrobatches = 3\n"
+            )
+        expect(
+            ["-m", "smp.run", "-n", "2", CONFIGURED],
+            0,
+            "microbatches 3 of 2 ranks",
+            "the head is on [1]",
+            SMP_CONFIG=path,
+        )
+        with open(path, "a") as file:
+            file.write("microbatch = 3\n")
+        expect(
+            ["-m", "smp.run", "-n", "2", CONFIGURED],
+            2,
+            f"{path}:4: unknown key smp.microbatch",
+            SMP_CONFIG=path,
+        )
 
 
 def compare_dropout():
@@ -116,6 +142,7 @@ def look_at_a_run():
 def main():
     look_at_a_run()
     compare_dropout()
+    configured()
     ranks = ["-m", "smp.run", "-n", "2", FAULTY]
     expect([*ranks, "no-shutdown"], 0, "done on rank 0")
     expect([*ranks, "wrong-key"], 2, "did you mean smp.microbatches")
