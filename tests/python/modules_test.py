@@ -11,6 +11,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutput
 
 import smp
 from harness import (
@@ -286,6 +287,8 @@ def calls_that_go_on_without_their_results():
         (lambda x: (x, None), lambda y: y[0]),
         (lambda x: {"hidden": [x], "kind": "b"}, lambda y: y["hidden"][0]),
         (lambda x: Output(x), lambda y: y.hidden),
+        (lambda x: BaseModelOutput(x), lambda y: y.last_hidden_state),
+        (lambda x: BaseModelOutput(x), lambda y: y[0]),
     ):
         found = train(wrap, unwrap)
         assert found == fewest, (found, fewest)
