@@ -14,7 +14,8 @@ from ._errors import Error
 
 def _map(f, x, whole=lambda y: isinstance(y, torch.Tensor)):
     """``x`` with ``f(y)`` for each ``y`` in it that is ``whole`` or no container.
-    Copied is only what then has something else in it."""
+    Mappings, sets and dataclasses that pytree does not know are copied only if
+    something in them is new."""
 
     def leaf(y):
         if whole(y):
@@ -29,7 +30,10 @@ def _map(f, x, whole=lambda y: isinstance(y, torch.Tensor)):
             found = {n: (z, _map(f, z, whole)) for n, z in inside.items()}
             return _with(y, found, object.__setattr__)
         if isinstance(y, (set, frozenset)):
-            return type(y)(_map(f, z, whole) for z in y)
+            old = list(y)
+            new = [_map(f, z, whole) for z in old]
+            same = all(a is b for a, b in zip(old, new))
+            return y if same else type(y)(new)
         return f(y)
 
     return pytree.tree_map(leaf, x, is_leaf=whole)

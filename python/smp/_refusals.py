@@ -19,6 +19,10 @@ _INSTEAD = (
 )
 
 
+def _named(path):
+    return f"'{path}'" if path else "the model"
+
+
 def refuse_wrappers(module):
     if not isinstance(module, torch.nn.Module):
         raise Error(
@@ -31,14 +35,12 @@ def refuse_wrappers(module):
         )
     for path, x in module.named_modules():
         for kind in _WRAPPERS.intersection(c.__name__ for c in type(x).__mro__):
-            where = f"'{path}' is" if path else "the model is"
             raise Error(
-                f"{where} a {kind}: give smp the module inside of it; {_INSTEAD}"
+                f"{_named(path)} is a {kind}: give smp the module inside of it; {_INSTEAD}"
             )
         if isinstance(x, torch.jit.ScriptModule):
-            where = f"'{path}' is" if path else "the model is"
             raise Error(
-                f"{where} a TorchScript module: give smp the Python module, or "
+                f"{_named(path)} is a TorchScript module: give smp the Python module, or "
                 'train the file with smp-train (model.type = "torchscript")'
             )
 
@@ -93,7 +95,7 @@ def refuse_new_parts():
         ):
             return
         raise Error(
-            f"{_quoted(paths[parent]) or 'the model'} gets a new "
+            f"{_named(paths[parent])} gets a new "
             f"{'module' if is_module else 'parameter'} '{name}' after the "
             "partition, when ranks know which there are: add it before the "
             "first step; DistributedModel.load_state_dict gives new values to "
@@ -105,10 +107,6 @@ def refuse_new_parts():
         of_torch.register_module_module_registration_hook(check),
         of_torch.register_module_parameter_registration_hook(check),
     )
-
-
-def _quoted(path):
-    return f"'{path}'" if path else ""
 
 
 def refuse_pickling(model):

@@ -323,9 +323,9 @@ def torch_distributed():
 def wrappers_of_torch():
     text = "smp.init(ddp=True) makes replicas"
 
-    def inside(net):
+    def inside(net, kind="DistributedDataParallel"):
         e = expect(smp.Error, text, lambda: smp.DistributedModel(net))
-        assert "give smp the module inside of it" in e.text, e
+        assert f"a {kind}: give smp the module inside of it" in e.text, e
 
     def around(wrap):
         model = smp.DistributedModel(Net())
@@ -347,7 +347,7 @@ def wrappers_of_torch():
         inside(nn.parallel.DistributedDataParallel(Net()))
         inside(nn.Sequential(nn.parallel.DistributedDataParallel(Net())))
         mesh = init_device_mesh("cpu", (1,))
-        inside(fully_shard(Net(), mesh=mesh))
+        inside(fully_shard(Net(), mesh=mesh), "FSDPModule")
         around(nn.parallel.DistributedDataParallel)
         around(lambda model: fully_shard(model, mesh=mesh))
         compare(Net(), samples, loss_of)
